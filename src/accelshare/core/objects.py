@@ -88,7 +88,7 @@ class Pod(Struct):
 
     @property
     def finished(self) -> bool:
-        """Its containers are gone for good. A deletionTimestamp does not say so: they may run for minutes yet."""
+        """Its containers are gone for good; a deletionTimestamp does not say so: they may run for minutes."""
         return self.status is not None and self.status.phase in TERMINAL_PHASES
 
     def annotation(self, key: str) -> str | None:
