@@ -23,7 +23,7 @@ class Unit(Struct, frozen=True):
         return size * self.denominator // self.numerator
 
     def nearest(self, size: int) -> int:
-        """The count whose bytes these are: the inverse of bytes() for every grant that this unit can write."""
+        """The count whose bytes these are: undoes bytes() for every grant that this unit can write."""
         return -(-size * self.denominator // self.numerator)
 
 
