@@ -99,9 +99,11 @@ def parse_grant(text: str) -> Signed:
     body, found, tail = text.rpartition(_SIGNATURE)
     payload = (body + "}" if found else text).encode("utf-8", "replace")
     signature = tail.removesuffix('"}') if found else ""
+    if found and (signature == tail or '"' in signature):
+        raise BadInput(f"annotation {GRANT}", text, "a signature as its last field")
     try:
         grant = _decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadInput(f"annotation {GRANT}", text, f"what the scheduler service writes ({error})") from error
     if any(share.memory < 0 or share.compute < 0 for c in grant.containers for share in c.shares):
         raise BadInput(f"annotation {GRANT}", text, "amounts that are not negative")

@@ -61,7 +61,7 @@ def read_inventory(text: str) -> Inventory:
     """Raises BadInput on anything that write_inventory cannot have written."""
     try:
         inventory = _decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise BadInput(f"annotation {INVENTORY}", text, f"what the node agent writes ({error})") from error
     ids = [card.id for card in inventory.cards]
     if len(set(ids)) != len(ids):

@@ -22,7 +22,7 @@ from accelshare.core.inventory import INVENTORY, Card, Inventory, read_inventory
 from accelshare.core.objects import Node, Pod
 from accelshare.core.units import Unit
 
-REMEMBERED_ENDS = 8192  # pods that are over, kept so that a late event cannot bring one back
+REMEMBERED_ENDS = 8192  # pods and nodes that are over, kept so that a late event cannot bring one back
 
 
 class Offer(Struct, frozen=True):
@@ -61,8 +61,14 @@ class Tenant(Struct, kw_only=True):
     created: str = ""
     version: int = 0  # the pod's resourceVersion when last looked at
     held: bool = False  # decided by us, not yet seen bound
+    beside: bool = False  # a hold whose outcome is in doubt while the same pod is held elsewhere too
     foreign: Pod | None = None  # granted by another system: read anew when the inventory changes
     problem: str = ""  # why it takes no room although it is bound and asks
+
+    @property
+    def key(self) -> str:
+        """What the ledger knows it by: a pod has one tenant, and one for each hold that is in doubt beside."""
+        return f"{self.uid}@{self.node}" if self.beside else self.uid
 
 
 class NodeState:
@@ -83,11 +89,15 @@ class NodeState:
         "seen",
         "tenants",
         "tenants_of",
+        "uid",
+        "version",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.known = False  # whether the Node object has been seen
+        self.uid = ""
+        self.version = 0  # the node's resourceVersion when last looked at
         self.seen = 0  # hash of the annotation that the inventory was read from
         self.inventory: Inventory | None = None
         self.problem = ""  # why there is no inventory
@@ -135,7 +145,7 @@ class Ledger:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self.nodes: dict[str, NodeState] = {}
-        self.tenants: dict[str, Tenant] = {}  # by pod UID
+        self.tenants: dict[str, Tenant] = {}  # by Tenant.key, which is the pod's UID but for holds beside
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._units: dict[str, Counter[str]] = {}  # dialect -> how many nodes have which unit
         self.on_change: list[Callable[[str], None]] = []  # told the name of a node whose room changed
@@ -152,11 +162,18 @@ class Ledger:
     # Nodes
 
     def set_node(self, node: Node) -> None:
+        uid, version = node.metadata.uid, int(node.metadata.resourceVersion or 0)
+        if uid in self._ended:
+            return
         state = self._state(node.name)
+        if state.known and state.version >= version > 0:
+            return
+        state.uid, state.version = uid, version
         text = node.annotation(INVENTORY)
         seen = hash(text)
         if state.known and state.seen == seen:
-            inventory, problem = state.inventory, state.problem  # most events of a node change neither
+            inventory = state.inventory  # most events of a node do not change it
+            problem = state.problem if inventory is None else ""
         else:
             inventory, problem = _inventory(text)
         offers: Mapping[str, Offer] = {}
@@ -173,18 +190,22 @@ class Ledger:
         state.inventory, state.problem, state.offers = inventory, problem, offers
         state.cards = inventory.cards if inventory else ()
         self._count_units(state, +1)
-        for tenant in state.tenants.values():
-            if tenant.foreign is not None:
-                self._read_foreign(tenant, tenant.foreign, state)
+        self._read_all_foreign(state)
         self._changed(state)
 
-    def remove_node(self, name: str) -> None:
+    def remove_node(self, name: str, uid: str = "") -> None:
+        """With the uid of the node that is gone, a newer node of the same name stays."""
         state = self.nodes.get(name)
-        if state is None:
+        if uid:
+            self._remember_end(uid)
+        if state is None or (uid and state.uid != uid):
             return
+        if state.uid:
+            self._remember_end(state.uid)
         self._count_units(state, -1)
         state.known = False
         state.inventory, state.problem, state.offers, state.cards = None, "", {}, ()
+        self._read_all_foreign(state)
         self._changed(state)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
@@ -233,7 +254,13 @@ class Ledger:
             self._end(uid)
 
     def hold(self, pod: Pod, grant: Grant) -> None:
-        """Takes the room of a binding that has been decided and not yet been seen."""
+        """Takes the room of a binding that has been decided and not yet been seen.
+
+        A pod that was meanwhile seen bound, or is over, keeps what its object says.
+        """
+        known = self.tenants.get(grant.uid)
+        if grant.uid in self._ended or (known is not None and not known.held):
+            return
         self._put(
             Tenant(
                 uid=grant.uid,
@@ -248,11 +275,20 @@ class Ledger:
             )
         )
 
-    def release(self, uid: str) -> None:
+    def put_beside(self, uid: str) -> str:
+        """Makes way for another hold of the same pod without giving this one's room back; its new key."""
+        tenant = self.tenants.pop(uid)
+        tenants = self.nodes[tenant.node].tenants
+        del tenants[uid]
+        tenant.beside = True
+        self.tenants[tenant.key] = tenants[tenant.key] = tenant
+        return tenant.key
+
+    def release(self, key: str) -> None:
         """Gives a hold back. A pod that was meanwhile seen bound keeps its room."""
-        tenant = self.tenants.get(uid)
+        tenant = self.tenants.get(key)
         if tenant is not None and tenant.held:
-            self._drop(uid)
+            self._drop(key)
 
     # Inside
 
@@ -287,8 +323,14 @@ class Ledger:
             self._read_foreign(tenant, pod, self._state(pod.node))
         return tenant
 
+    def _read_all_foreign(self, state: NodeState) -> None:
+        for tenant in state.tenants.values():
+            if tenant.foreign is not None:
+                self._read_foreign(tenant, tenant.foreign, state)
+
     def _read_foreign(self, tenant: Tenant, pod: Pod, state: NodeState) -> None:
         tenant.charges, tenant.problem = (), "bound without a grant"
+        tenant.dialect = tenant.unit = ""
         if state.inventory is None:
             return
         try:
@@ -301,30 +343,33 @@ class Ledger:
             tenant.dialect, tenant.unit = grant.dialect, grant.unit
 
     def _put(self, tenant: Tenant) -> None:
-        before = self.tenants.get(tenant.uid)
+        before = self.tenants.get(tenant.key)
         if before is not None:
             if before.node == tenant.node and before.charges == tenant.charges:
                 # The usual case, a hold that is now seen bound: nothing changes for anybody.
-                self.tenants[tenant.uid] = self.nodes[tenant.node].tenants[tenant.uid] = tenant
+                self.tenants[tenant.key] = self.nodes[tenant.node].tenants[tenant.key] = tenant
                 return
-            self._drop(tenant.uid)
+            self._drop(tenant.key)
         state = self._state(tenant.node)
-        self.tenants[tenant.uid] = state.tenants[tenant.uid] = tenant
+        self.tenants[tenant.key] = state.tenants[tenant.key] = tenant
         self._changed(state)
 
-    def _drop(self, uid: str) -> None:
-        tenant = self.tenants.pop(uid, None)
+    def _drop(self, key: str) -> None:
+        tenant = self.tenants.pop(key, None)
         if tenant is None:
             return
         state = self.nodes[tenant.node]
-        del state.tenants[uid]
+        del state.tenants[key]
         self._changed(state)
 
     def _end(self, uid: str) -> None:
+        self._remember_end(uid)
+        self._drop(uid)
+
+    def _remember_end(self, uid: str) -> None:
         self._ended[uid] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
-        self._drop(uid)
 
     def _count_units(self, state: NodeState, step: int) -> None:
         for dialect, offer in state.offers.items():

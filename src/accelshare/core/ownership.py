@@ -190,7 +190,7 @@ def _contradiction(
     podresources: Sequence[PodDevices],
     pods: Mapping[str, KnownPod],
 ) -> Unknown | None:
-    """Pod-resources may lack init containers, and up to 1.33 it lists finished pods; more is a contradiction."""
+    """Pod-resources may lack init containers and, up to 1.33, list finished pods; more is a contradiction."""
     names = {(owner.namespace, owner.name, owner.container) for owner in found}
     finished = {(pod.namespace, pod.name) for pod in pods.values() if pod.finished}
     for namespace, name, container in _holders(ids, resource, podresources):

@@ -99,7 +99,7 @@ def place(shape: Shape, state: NodeState) -> Placement | Rejection:
                 passed_over[why] += 1
         if len(fitting) < group.cards:
             return Rejection(Reason.NO_ROOM, dict(passed_over))
-        fitting.sort(key=lambda at: policy.card(_view(state, at)))
+        fitting.sort(key=lambda at: policy.card(_view(state, at, taken)))
         cards = tuple(fitting[: group.cards])
         for at in cards:
             taken.add(at, *_amounts(group.asks, state.cards[at], unit))
@@ -121,8 +121,8 @@ def _why_not(
     memory, compute = _amounts(group.asks, card, unit)
     if taken.memory_with(at, memory) > state.free[at]:
         return CardReason.MEMORY
-    if taken.compute_with(at, compute) > state.compute[at]:
-        return CardReason.COMPUTE
+    if 0 < taken.compute_with(at, compute) > state.compute[at]:
+        return CardReason.COMPUTE  # who asks for none is not kept out by a card whose compute is oversold
     return None
 
 
@@ -146,9 +146,10 @@ def _wanted(card: Card, selector: Selector) -> bool:
     return card.id not in selector.not_ids and not any(part in card.model for part in selector.not_models)
 
 
-def _view(state: NodeState, at: int) -> CardView:
+def _view(state: NodeState, at: int, taken: Taken) -> CardView:
     card = state.cards[at]
-    return CardView(card.index, card.memory, state.free[at], state.tenants_of[at])
+    free = state.free[at] - taken.memory_with(at, ())
+    return CardView(card.index, card.memory, free, state.tenants_of[at])
 
 
 def grant(request: PodRequest, placement: Placement, state: NodeState, uid: str, time: int) -> Grant:

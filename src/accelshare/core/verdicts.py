@@ -7,6 +7,7 @@ and kube-scheduler asks again about the same pod.
 from collections import OrderedDict
 
 from accelshare.core.ledger import Ledger, NodeState
+from accelshare.core.objects import Role
 from accelshare.core.placement import Placement, Reason, place, refusal
 from accelshare.core.request import ANY_CARD, Shape, peak
 
@@ -90,17 +91,17 @@ def _has_room(shape: Shape, state: NodeState, plain: "_Plain | None") -> bool:
     unit = state.offers[shape.dialect].unit
     need = plain.need.get(unit.name)
     if need is None:
-        need = plain.need[unit.name] = unit.bytes(plain.units)
+        need = plain.need[unit.name] = peak((role, unit.bytes(count)) for role, count in plain.asks)
     return need <= state.best_free
 
 
 class _Plain:
     """A share of any one card, by units: the card with most room decides, so one number answers."""
 
-    __slots__ = ("need", "units")
+    __slots__ = ("asks", "need")
 
-    def __init__(self, units: int) -> None:
-        self.units = units
+    def __init__(self, asks: tuple[tuple[Role, int], ...]) -> None:
+        self.asks = asks
         self.need: dict[str, int] = {}
 
 
@@ -112,4 +113,4 @@ def _is_plain(shape: Shape) -> _Plain | None:
         return None
     if any(ask.memory.per != "unit" or ask.compute or ask.exclusive for ask in group.asks):
         return None
-    return _Plain(peak((ask.role, ask.memory.count) for ask in group.asks))
+    return _Plain(tuple((ask.role, ask.memory.count) for ask in group.asks))

@@ -93,4 +93,9 @@ class Dialects:
         return None
 
     def concerns(self, pod: Pod) -> bool:
-        return speaks(pod)
+        if not speaks(pod):
+            return False
+        try:
+            return request_of(pod) is not None  # who names a resource and asks for none of it takes no room
+        except BadInput:
+            return True

@@ -1,6 +1,7 @@
 """Reading whole amounts of an extended resource, strictly and with a sentence for whoever wrote it."""
 
-from decimal import Decimal, InvalidOperation
+import re
+from fractions import Fraction
 
 from accelshare.core.errors import BadInput
 from accelshare.core.objects import Container
@@ -8,17 +9,23 @@ from accelshare.core.objects import Container
 MOST = 2**53  # more units than any machine has bytes; JSON's numbers are exact up to here
 
 _SUFFIXES = {
-    "": Decimal(1),
-    "k": Decimal(10) ** 3,
-    "M": Decimal(10) ** 6,
-    "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12,
-    "Ki": Decimal(2) ** 10,
-    "Mi": Decimal(2) ** 20,
-    "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40,
-    "m": Decimal(10) ** -3,
+    "m": Fraction(1, 10**3),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "Ki": Fraction(2**10),
+    "Mi": Fraction(2**20),
+    "Gi": Fraction(2**30),
+    "Ti": Fraction(2**40),
+    "Pi": Fraction(2**50),
 }
+
+# Kubernetes' quantity: digits, then an exponent or a suffix.
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]{0,2})"
+)
 
 
 def amount(container: Container, resource: str) -> int | None:
@@ -47,13 +54,12 @@ def amount(container: Container, resource: str) -> int | None:
 def _whole(value: str | int | float, where: str) -> int:
     allowed = "a whole number that is not negative"
     text = str(value).strip()
-    number = text.rstrip("kMGTKim")
-    factor = _SUFFIXES.get(text[len(number) :])
-    try:
-        exact = Decimal(number) * factor if factor is not None and len(number) < 40 else None
-    except InvalidOperation:
-        exact = None
-    if exact is None or not exact.is_finite() or exact != exact.to_integral_value() or exact < 0:
+    found = _QUANTITY.fullmatch(text)
+    factor = _SUFFIXES.get(found[2], None if found[2] else Fraction(1)) if found else None
+    if found is None or factor is None:
+        raise BadInput(where, value, allowed)
+    exact = Fraction(found[1]) * factor
+    if exact.denominator != 1 or exact < 0:
         raise BadInput(where, value, allowed)
     if exact > MOST:
         raise BadInput(where, value, f"{allowed} and at most {MOST}")

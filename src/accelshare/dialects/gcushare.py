@@ -30,7 +30,7 @@ TIME = "enflame.com/gcu-device-assign-time"
 
 _REFUSALS = {
     Reason.NO_ROOM: "insufficient GCU Memory in one gcu device",
-    Reason.NOT_OFFERED: "node takes no gcushare pods: label enflame.com/gcushare=true or its agent is missing",
+    Reason.NOT_OFFERED: "node takes no gcushare pods: label enflame.com/gcushare=true or agent is missing",
     Reason.NO_AGENT: "node has no accelshare agent that reports its cards",
     Reason.UNKNOWN_NODE: "node is not in accelshare's ledger yet",
     Reason.NO_SLOT: "pod lacks the accelshare.io/slot that counted nodes need: create it again",

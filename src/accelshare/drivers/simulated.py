@@ -18,9 +18,9 @@
     mounts: [/usr/bin/efsmi]        # files that every container gets if the host has them
 
 The file is read when the driver is opened, and again by discover() whenever it has changed: so a card falls
-sick, is replaced or comes back by an edit. A file that is wrong when the driver is opened is an error there.
-One that has become wrong later makes every discover() raise BadInput until it is mended; the cards of the last
-good file stay with whoever asked for them.
+sick, is replaced or comes back by an edit. A file that is wrong raises BadInput when the driver is opened;
+one that becomes wrong later makes every discover() raise it until the file is mended, and whoever asked keeps
+the cards that it had.
 
 A serial must be unique in the cluster, as a card's is: two nodes that share a file need two patterns.
 """
@@ -29,7 +29,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,15 +46,23 @@ LARGEST_MEMORY = 1 << 50
 MOST_CARDS = 1024
 
 # Linux hands out character majors from 234 to 254 and from 384 to 511 as drivers load, and those below are
-# known by name. Nothing is ever registered at 1023. So a container can be tested for what it may touch, on a
-# host without a card: opening the node says ENXIO where the device cgroup lets it through, and EPERM where not.
+# known by name. Nothing is ever registered at 1023. So what a container may touch can be tested on a host
+# without a card: opening the node says ENXIO where the device cgroup allows it, and EPERM where it does not.
 UNASSIGNED_MAJOR = 1023
-CONTROL_MINORS = 1000  # those of control nodes begin here, so that no card's number moves when cards are added
+CONTROL_MINORS = 1000  # control nodes are numbered from here, so that no new card moves them
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SIZE = re.compile(r"([0-9]{1,18}) ?(KiB|MiB|GiB|TiB|)")
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
 INDEX = re.compile(r"\{index(?::0([1-9])d)?\}")
+
+WORDS = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "text",
+    "int": "a whole number",
+    "bool": "true or false",
+}
 
 Count = Annotated[int, Meta(ge=1, le=MOST_CARDS)]
 Minor = Annotated[int, Meta(ge=0, lt=CONTROL_MINORS)]
@@ -127,7 +135,9 @@ class SimulatedDriver:
 
 def open_file(config: Path | None) -> SimulatedDriver:
     if config is None:
-        raise BadInput("configuration of the simulated driver", None, "the path of a file that describes cards")
+        raise BadInput(
+            "configuration of the simulated driver", None, "the path of a file that describes cards"
+        )
     return SimulatedDriver(config)
 
 
@@ -157,22 +167,20 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.MarkedYAMLError(
-                problem="an alias (*) is not allowed here, write it out", problem_mark=event.start_mark
-            )
+            raise _problem("an alias (*) is not allowed here, write it out", self.get_mark())
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen if isinstance(key, yaml.ScalarNode) else False:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} stands here a second time", problem_mark=key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise _problem(f"the key {key.value!r} stands here a second time", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _problem(text: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=mark)
 
 
 def _parse(path: Path) -> Any:
@@ -182,7 +190,7 @@ def _parse(path: Path) -> Any:
     except OSError as error:
         raise BadInput("node file", str(path), f"a file that can be read ({error.strerror})") from error
     if len(text) > LARGEST_FILE:
-        raise BadInput("size of the node file", str(path), f"at most {LARGEST_FILE} bytes")
+        raise BadInput("node file", str(path), f"a file of at most {LARGEST_FILE} bytes")
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -196,17 +204,110 @@ def _parse(path: Path) -> Any:
 
 
 def _mistake(path: Path, document: Any, message: str) -> BadInput:
-    """msgspec says what it expected and at which place; the value that stands there is looked up."""
-    problem, _, place = message.removesuffix("`").partition(" - at `$")
-    steps = re.findall(r"[^.\[\]]+", place)
+    """msgspec says what it expected and at which place; what stands there is looked up."""
+    problem, _, place = message.partition(" - at ")
+    steps = re.findall(r"[^.\[\]]+", place.rpartition("`$")[2].removesuffix("`"))
     value = document
     for step in steps:
-        value = value[int(step)] if isinstance(value, list) else value.get(step) if isinstance(value, dict) else value
+        value = value[int(step)] if isinstance(value, list) else value.get(step, value)
+    where = ".".join(steps) or "the whole"
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
         known = CardEntry if steps else NodeFile
-        value = unknown[1]
-        allowed = f"one of {', '.join(known.__struct_fields__)}"
-        return BadInput(f"{path}: a field of {'$' + place if steps else 'the file'}".replace("$.", ""), value, allowed)
-    allowed = problem.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
-    return BadInput(f"{path}: {place.removeprefix('.') or 'the file'}", value, allowed)
+        return _wrong(path, f"a field of {where}", unknown[1], f"one of {', '.join(known.__struct_fields__)}")
+    wanted = problem.removeprefix("Expected ").partition(", got ")[0].replace(" | null", "")
+    return _wrong(path, where, value, re.sub(r"`?(\w+)`?", lambda word: WORDS.get(word[1], word[1]), wanted))
+
+
+def _wrong(path: Path, field: str, value: object, allowed: str) -> BadInput:
+    return BadInput(f"{field} in node file {path}", value, allowed)
+
+
+def _check_node(path: Path, node: NodeFile) -> None:
+    if not node.cards:
+        raise _wrong(path, "cards", node.cards, "a list of at least one card")
+    if not re.fullmatch(r"/[^{}]*\{minor\}[^{}]*", node.device):
+        raise _wrong(
+            path, "device", node.device, "an absolute path with {minor} in it, such as /dev/gcu{minor}"
+        )
+    for field, paths in (("control", node.control), ("mounts", node.mounts)):
+        for file in paths:
+            if not file.startswith("/"):
+                raise _wrong(path, field, file, "absolute paths")
+
+
+def _cards(path: Path, node: NodeFile) -> tuple[Card, ...]:
+    cards: list[Card] = []
+    for place, entry in enumerate(node.cards):
+        where = f"cards.{place}"
+        first = len(cards) if entry.index is None else entry.index
+        if len(cards) + (entry.count or 1) > MOST_CARDS:
+            raise _wrong(path, f"{where}.count", entry.count or 1, f"at most {MOST_CARDS} cards in one file")
+        for step in range(entry.count or 1):
+            cards.append(_card(path, where, entry, first + step, step))
+    for field in ("id", "index", "minor"):
+        _check_unique(path, field, [getattr(card, field) for card in cards])
+    _check_links(path, cards)
+    return tuple(sorted(cards, key=lambda card: card.index))
+
+
+def _card(path: Path, where: str, entry: CardEntry, index: int, step: int) -> Card:
+    minor = index if entry.minor is None else entry.minor + step
+    if minor >= CONTROL_MINORS:
+        raise _wrong(path, f"{where}.minor", minor, f"less than {CONTROL_MINORS}")
+    return Card(
+        id=_id(path, where, entry, index),
+        index=index,
+        memory=_bytes(path, where, entry.memory),
+        minor=minor,
+        model=entry.model,
+        vendor=entry.vendor,
+        numa=entry.numa,
+        pcie=tuple(entry.pcie),
+        links=entry.links,
+        healthy=entry.healthy,
+        reason="" if entry.healthy else entry.reason or "the node file says so",
+    )
+
+
+def _id(path: Path, where: str, entry: CardEntry, index: int) -> str:
+    if bool(entry.id) == bool(entry.serial):
+        raise _wrong(path, f"{where}.serial", entry.serial, "a serial number, or else an id, and not both")
+    field, given = ("id", entry.id) if entry.id else ("serial", entry.serial)
+    # Filled in by hand: str.format would follow attributes, and pad to as many gigabytes as it is told.
+    filled = INDEX.sub(lambda match: f"{index:0{match[1] or 1}d}", given)
+    if not ID.fullmatch(filled):
+        raise _wrong(
+            path, f"{where}.{field}", given, "letters, digits and ._:- (with {index} or {index:04d})"
+        )
+    if entry.count is not None and filled == given:
+        raise _wrong(path, f"{where}.{field}", given, "a pattern with {index} in it, where there is a count")
+    return filled if entry.id else f"GCU-{filled}"
+
+
+def _bytes(path: Path, where: str, size: int | str) -> int:
+    match = SIZE.fullmatch(str(size)) if isinstance(size, str) or 0 < size <= LARGEST_MEMORY else None
+    total = int(match[1]) * UNITS[match[2]] if match else 0
+    if not 0 < total <= LARGEST_MEMORY:
+        raise _wrong(
+            path, f"{where}.memory", size, "a size such as 16GiB, 40960MiB or 17179869184, up to 1024TiB"
+        )
+    return total
+
+
+def _check_unique(path: Path, field: str, values: list[object]) -> None:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise _wrong(path, f"{field} of card number {place}", value, "one that no other card has")
+
+
+def _check_links(path: Path, cards: list[Card]) -> None:
+    ids = {card.id for card in cards}
+    for card in cards:
+        for other in card.links:
+            if other not in ids or other == card.id:
+                raise _wrong(path, f"links of {card.id}", other, "the id of another card of this file")
+
+
+def _device(node: NodeFile, minor: int) -> str:
+    return node.device.replace("{minor}", str(minor))

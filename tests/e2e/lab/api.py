@@ -1,4 +1,4 @@
-"""A small client of the API server, as the administrator: JSON in, JSON out, and watches with the time of arrival.
+"""A small client of the API server, as the administrator: JSON in, JSON out, watches with times of arrival.
 
 It is not the project's own client, on purpose: a test must not ask the code under test whether it is right.
 """
@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,34 +27,42 @@ class ApiError(LabError):
 
 
 class Api:
-    """One connection per thread, kept open: a TLS handshake costs more than most requests."""
+    """Keeps its connections open for the next request: a TLS handshake costs more than most requests."""
 
     def __init__(self, port: int, ca: Path, token: str) -> None:
         self.port = port
         self._tls = ssl.create_default_context(cafile=str(ca))
         self._token = token
-        self._local = threading.local()
+        self._idle: list[http.client.HTTPSConnection] = []
+
+    def __enter__(self) -> "Api":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     def request(
-        self, method: str, path: str, body: object = None, content_type: str | None = None, timeout: float = 30
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        content_type: str | None = None,
+        timeout: float = 30,
     ) -> Any:
         """The decoded answer (its text, where it is no JSON). A status of 400 and more is an ApiError."""
-        connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
-        if connection is not None:
+        if self._idle:
             try:
-                return self._answer(connection, method, path, body, content_type, timeout)
+                return self._answer(self._idle.pop(), method, path, body, content_type, timeout)
             except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLError):
-                connection.close()  # the server closed it while it was idle: once more on a fresh one
-        self._local.connection = connection = self._connect(timeout)
-        try:
-            return self._answer(connection, method, path, body, content_type, timeout)
-        except (http.client.HTTPException, OSError):
-            connection.close()
-            self._local.connection = None
-            raise
+                self.close()  # the server ended it while it was idle: once more, on a fresh one
+        return self._answer(self._connect(timeout), method, path, body, content_type, timeout)
 
     def watch(self, path: str, **query: str) -> "Watch":
-        """Everything that happens to the objects under a collection's path from now on; begins with what is there."""
+        """What happens to the objects under a collection's path; begins with those that are there."""
         return Watch(self, path, query)
 
     def lines(self, path: str, opened: Callable[[socket.socket], None]) -> Iterator[bytes]:
@@ -95,11 +104,18 @@ class Api:
         default = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers(None if body is None else content_type or default)
-        if connection.sock is not None:
+        try:
             connection.sock.settimeout(timeout)
-        connection.request(method, path, data, headers)
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+        except BaseException:
+            connection.close()
+            raise
+        if response.will_close:
+            connection.close()
+        else:
+            self._idle.append(connection)
         if response.status >= 400:
             raise ApiError(method, path, response.status, text)
         return json.loads(text) if "json" in response.headers.get("Content-Type", "") else text
@@ -140,12 +156,14 @@ class Watch:
         """All events from the first on, waiting for those to come; ends when the watch is stopped."""
         seen = 0
         while True:
+            over = not self._thread.is_alive()  # asked first: what came before the end must not be lost
             with self._changed:
-                self._changed.wait_for(lambda: len(self.events) > seen or not self._thread.is_alive(), 0.5)
+                if len(self.events) == seen and not over:
+                    self._changed.wait(0.5)
                 fresh = self.events[seen:]
             yield from fresh
             seen += len(fresh)
-            if not fresh and not self._thread.is_alive():
+            if over:
                 return
 
     def wait(self, matches: Callable[[Event], bool], what: str, timeout: float = 30) -> Event:
@@ -167,10 +185,8 @@ class Watch:
     def stop(self) -> None:
         self._stopped = True
         if self._socket is not None:
-            try:
+            with suppress(OSError):  # the server may have been faster
                 self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the server was faster
         self._thread.join(timeout=10)
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""Node objects without a kubelet, by the hundred: kube-scheduler places pods on them, and nothing ever runs there.
+"""Node objects without a kubelet, by the hundred: kube-scheduler places pods there, and nothing ever runs.
 
-A thread renews their leases, so that the node controller keeps them Ready. A pod bound to one stays Pending, and its
-deletion needs grace period 0, since no kubelet confirms it.
+A thread renews their leases, so that the node controller keeps them Ready. A pod bound to one stays Pending,
+and its deletion needs grace period 0, since no kubelet confirms it.
 """
 
 import threading
@@ -52,8 +52,10 @@ class FakeNodes:
         self._each(delete, names)
 
     def untainted(self, names: Iterable[str]) -> bool:
-        """Whether kube-scheduler takes them: each begins as not-ready until the node controller has seen it."""
-        nodes = {node["metadata"]["name"]: node for node in self._api.request("GET", "/api/v1/nodes")["items"]}
+        """Whether kube-scheduler takes them: each is tainted until the node controller has seen it."""
+        nodes = {
+            node["metadata"]["name"]: node for node in self._api.request("GET", "/api/v1/nodes")["items"]
+        }
         return all(name in nodes and not nodes[name]["spec"].get("taints") for name in names)
 
     def stop(self) -> None:
@@ -83,8 +85,12 @@ def _node(
     own = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "accelshare.io/fake-node": "true"}
     seen = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {
-        **{"type": "Ready", "status": "True", "reason": "Fake", "message": "a node without a kubelet"},
-        **{"lastHeartbeatTime": seen, "lastTransitionTime": seen},
+        "type": "Ready",
+        "status": "True",
+        "reason": "Fake",
+        "message": "a node without a kubelet",
+        "lastHeartbeatTime": seen,
+        "lastTransitionTime": seen,
     }
     return {
         "apiVersion": "v1",

@@ -1,13 +1,13 @@
 """What a cluster changes on the machine, and how that is undone.
 
-Rule 1: before anything is changed, `claim` writes into the cluster's directory how the machine was (a Snapshot) and
-whose run it is.
-Rule 2: `clean` undoes everything from that directory and from /proc alone. It is the only way down: the end of a
-`with` block, a Ctrl-C, a start that failed and the next run after a `kill -9` all take it. So it stops nothing
-politely; what it ends has no future anyway.
-Rule 3: only what is provably ours is touched: processes that carry the directory in their environment or stand with
-pid and start time in it, control groups and folders that were not there before, lines and links that name the
-directory.
+Rule 1: before anything is changed, `claim` writes into the cluster's directory how the machine was (a
+Snapshot) and whose run it is.
+Rule 2: `clean` undoes everything from that directory and from /proc alone. It is the only way down: the end
+of a `with` block, a Ctrl-C, a start that failed and the next run after a `kill -9` all take it. So it stops
+nothing politely; what it ends has no future anyway.
+Rule 3: only what is provably ours is touched: processes that carry the directory in their environment or
+stand with pid and start time in it, control groups and folders that were not there before, lines and links
+that name the directory.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ KUBELET = Path("/var/lib/kubelet")
 NETWORK = "accelshare-lab"
 """The name of the pods' network: CNI's cache names its files after it."""
 
-# The kubelet sets these at its start, for machines that are nothing but nodes: a kernel that panics at an oops is no
-# gift to a workstation. They are put back at once and not only at the end.
+# The kubelet sets these at its start, for machines that are nothing but nodes: a kernel that panics at an
+# oops is no gift to a workstation. They are put back at once and not only at the end.
 KUBELET_SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
 # CNI's ptp plugin switches forwarding on and pods need it: put back at the end.
 _SYSCTLS = (
@@ -42,12 +42,20 @@ _SYSCTLS = (
 # Folders with fixed names that containerd, CNI or the kubelet make. One that was missing before is ours.
 _FOLDERS = (
     *(KUBELET, Path("/var/log/pods"), Path("/var/log/containers"), Path("/usr/libexec/kubernetes")),
-    *(Path("/run/containerd"), Path("/run/runc"), Path("/run/netns"), Path("/run/cdi"), Path("/run/kubernetes")),
+    *(
+        Path("/run/containerd"),
+        Path("/run/runc"),
+        Path("/run/netns"),
+        Path("/run/cdi"),
+        Path("/run/kubernetes"),
+    ),
     *(Path("/var/lib/cni"), Path("/var/lib/containerd"), Path("/opt/cni"), Path("/opt/containerd")),
     *(Path("/etc/cni"), Path("/etc/cdi"), Path("/etc/containerd"), Path("/etc/kubernetes")),
 )
 _HOSTS = Path("/etc/hosts")
 _CGROUPS = Path("/sys/fs/cgroup")
+PREFIX = "as-"
+"""How the names of the directories begin. Short: a path of a unix socket has 107 bytes."""
 _LOCK = Path(tempfile.gettempdir()) / ".accelshare-lab.lock"
 _JOURNAL = "lab.json"
 
@@ -107,14 +115,16 @@ def claim(directory: Path, node: str | None) -> Snapshot:
 def machine(directory: Path, timeout: float = 900) -> Iterator[None]:
     """One kubelet a machine: /var/lib/kubelet is a fixed path. Whoever comes second waits.
 
-    The lock file names the directory of its last holder; one that is still named was killed, and is cleaned here.
+    The lock file names the directory of its last holder; one that is still named was killed, and is cleaned
+    here.
     """
     with _LOCK.open("a+") as lock:
         _lock(lock.fileno(), timeout)
         lock.seek(0)
         last = lock.read().strip()
-        if last and Path(last) != directory:
+        if last:
             clean(Path(last))
+        clean_dead_runs(with_node=True)
         lock.truncate(0)
         lock.write(str(directory))
         lock.flush()
@@ -124,16 +134,26 @@ def machine(directory: Path, timeout: float = 900) -> Iterator[None]:
             lock.truncate(0)
 
 
-def clean_dead_runs(pattern: str) -> list[Path]:
-    """Cleans the directories of runs whose process is gone."""
-    dead = [path.parent for path in Path(tempfile.gettempdir()).glob(f"{pattern}/{_JOURNAL}") if not _owned(path)]
-    for directory in dead:
+def clean_dead_runs(with_node: bool) -> None:
+    """Cleans the directories of runs whose process is gone; those that had a node, only under the lock of
+    machine(), since what looks like theirs may belong to the one who holds it."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_JOURNAL}"):
+        if not _owned(path) and (with_node or _read_journal(path.parent)["node"] is None):
+            clean(path.parent)
+
+
+def clean_dead_run(directory: Path) -> None:
+    """Cleans one directory, once nobody holds the machine; refuses that of a living run."""
+    if not (directory / _JOURNAL).exists():
+        raise LabError(f"{directory} holds no {_JOURNAL}: no cluster was started there")
+    if _owned(directory / _JOURNAL):
+        raise LabError(f"the cluster in {directory} belongs to a living process: end that one")
+    with machine(directory):
         clean(directory)
-    return dead
 
 
 def clean(directory: Path) -> None:
-    """Ends all processes of a run, undoes what it did to the machine and removes its directory. Repeatable."""
+    """Ends all processes of a run, undoes what it did and removes its directory. Repeatable."""
     journal = _read_journal(directory)
     before = None if journal is None else Snapshot(**{k: tuple(v) for k, v in journal["before"].items()})
     kubepods = [] if before is None or journal is None or journal["node"] is None else _our_cgroups(before)
@@ -160,13 +180,7 @@ def restore_sysctls(before: Snapshot, keys: Iterable[str] = KUBELET_SYSCTLS) -> 
             Path("/proc/sys", key).write_text(wanted[key])
 
 
-def read_owner(directory: Path) -> int | None:
-    """The pid of the living run that a directory belongs to."""
-    path = directory / _JOURNAL
-    return int(json.loads(path.read_text())["owner"]["pid"]) if path.exists() and _owned(path) else None
-
-
-# --- what the machine is like -----------------------------------------------------------------------------------
+# --- what the machine is like -------------------------------------------------------------------------------
 
 
 def _mounts() -> list[str]:
@@ -176,8 +190,12 @@ def _mounts() -> list[str]:
 
 
 def _top_cgroups() -> list[Path]:
-    """The groups at the top of every hierarchy: /sys/fs/cgroup/<controller>/X (v1) or /sys/fs/cgroup/X (v2)."""
-    tops = [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else [p for p in _CGROUPS.glob("*") if p.is_dir()]
+    """The groups at the top of all hierarchies: /sys/fs/cgroup/<controller>/X (v1), /sys/fs/cgroup/X (v2)."""
+    tops = (
+        [_CGROUPS]
+        if (_CGROUPS / "cgroup.controllers").exists()
+        else [p for p in _CGROUPS.glob("*") if p.is_dir()]
+    )
     return [path for top in tops for path in top.glob("*") if path.is_dir()]
 
 
@@ -220,23 +238,27 @@ def _marked_processes(directory: Path | None = None) -> list[tuple[int, str]]:
     return found
 
 
-# --- up ---------------------------------------------------------------------------------------------------------
+# --- up -----------------------------------------------------------------------------------------------------
 
 
 def _refuse_second_kubelet(before: Snapshot) -> None:
     if str(KUBELET) in before.mounts or any(Path(path).name == "kubepods" for path in before.cgroups):
         raise LabError(
-            "a kubelet runs on this machine or left its mounts or control groups (/var/lib/kubelet, kubepods), "
-            "and the lab's own needs the same places: stop that one first"
+            "a kubelet runs here or left its mounts or control groups (/var/lib/kubelet, kubepods); "
+            "the lab's own needs the same places: stop that one first"
         )
 
 
 def _mount_kubelet(folder: Path) -> None:
     folder.mkdir()
     KUBELET.mkdir(exist_ok=True)
-    # Private first: where / is shared, the new mount would otherwise share with the cluster's directory, and each
-    # volume of a pod would appear in both.
-    for words in (("--bind", str(folder), str(KUBELET)), ("--make-private", str(KUBELET)), ("--make-rshared", str(KUBELET))):
+    # Private first: where / is shared, the new mount would otherwise share with the cluster's directory, and
+    # each volume of a pod would appear in both.
+    for words in (
+        ("--bind", str(folder), str(KUBELET)),
+        ("--make-private", str(KUBELET)),
+        ("--make-rshared", str(KUBELET)),
+    ):
         subprocess.run(["mount", *words], check=True, capture_output=True)
 
 
@@ -249,7 +271,8 @@ def _lock(descriptor: int, timeout: float) -> None:
     told = False
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             holder = _LOCK.read_text().strip()
             if time.monotonic() > deadline:
@@ -260,7 +283,7 @@ def _lock(descriptor: int, timeout: float) -> None:
         time.sleep(0.2)
 
 
-# --- down -------------------------------------------------------------------------------------------------------
+# --- down ---------------------------------------------------------------------------------------------------
 
 
 def _read_journal(directory: Path) -> Any:
@@ -273,7 +296,7 @@ def _owned(journal: Path) -> bool:
         owner = json.loads(journal.read_text())["owner"]
     except (OSError, ValueError):
         return True  # being written or being removed: somebody is at it
-    return start_time(owner["pid"]) == owner["start"]
+    return bool(start_time(owner["pid"]) == owner["start"])
 
 
 def _our_cgroups(before: Snapshot) -> list[Path]:
@@ -317,10 +340,8 @@ def _kill(pids: Callable[[], list[int]]) -> None:
     def all_gone() -> bool:
         living = [pid for pid in pids() if start_time(pid) is not None]
         for pid in living:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         return not living
 
     if not _wait(all_gone, 10):
@@ -368,7 +389,9 @@ def _remove_files(directory: Path, sockets: list[Path]) -> None:
     lines = _HOSTS.read_text().splitlines(keepends=True)
     kept = [line for line in lines if not line.rstrip("\n").endswith(_hosts_mark(directory))]
     if kept != lines:
-        _HOSTS.write_text("".join(kept))  # in place: in a container this file is a mount and cannot be replaced
+        _HOSTS.write_text(
+            "".join(kept)
+        )  # in place: in a container this file is a mount and cannot be replaced
 
 
 def _remove_new_folders(before: Snapshot) -> None:

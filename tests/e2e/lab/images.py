@@ -1,7 +1,7 @@
 """The two container images, as OCI archives that `ctr images import` reads; no daemon, no registry.
 
     localhost/pause:1      what holds a pod's namespaces; a C program of ten lines, linked statically
-    localhost/busybox:1    a shell and its applets (Debian's static busybox: sh, cat, env, ls, nc, sleep work; wget crashes)
+    localhost/busybox:1    a shell and its applets, of Debian's static busybox (whose wget crashes)
 
 The tags are not `latest`, so that kubelet never tries to pull them.
 """
@@ -52,7 +52,9 @@ def _pause(directory: Path) -> Path:
     source, program = directory / "pause.c", directory / "pause"
     source.write_text(_PAUSE_SOURCE)
     subprocess.run(["gcc", "-static", "-O2", "-o", program, source], check=True, capture_output=True)
-    return _archive(directory / "pause.tar", PAUSE, _layer([_file("pause", program.read_bytes(), 0o755)]), ["/pause"])
+    return _archive(
+        directory / "pause.tar", PAUSE, _layer([_file("pause", program.read_bytes(), 0o755)]), ["/pause"]
+    )
 
 
 def _busybox(directory: Path) -> Path:
@@ -119,7 +121,10 @@ def _archive(path: Path, name: str, layer: bytes, command: list[str]) -> Path:
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
     described = {**blob("manifest.v1+json", json.dumps(manifest).encode()), "annotations": names}
     index = json.dumps({"schemaVersion": 2, "manifests": [described]}).encode()
-    entries = [_file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}', 0o644), _file("index.json", index, 0o644)]
+    entries = [
+        _file("oci-layout", b'{"imageLayoutVersion": "1.0.0"}', 0o644),
+        _file("index.json", index, 0o644),
+    ]
     entries += [_file(f"blobs/sha256/{digest}", content, 0o644) for digest, content in blobs.items()]
     path.write_bytes(_layer(entries))
     return path

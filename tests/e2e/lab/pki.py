@@ -1,7 +1,7 @@
 """Certificates, keys and tokens of one cluster, made by openssl in a fifth of a second.
 
-One authority signs all serving certificates and the API server's client certificate for the kubelet. Everybody
-else shows a bearer token. Keys are P-256: RSA keys would take longer than the rest of the start.
+One authority signs all serving certificates and the API server's client certificate for the kubelet.
+Everybody else shows a bearer token. Keys are P-256: RSA keys would take longer than the rest of the start.
 """
 
 import secrets
@@ -32,8 +32,8 @@ class Pki:
         self._leaf("serving", "/CN=localhost", ("DNS:localhost", "IP:127.0.0.1", f"DNS:{node}"), "serverAuth")
         masters = "/O=system:masters/CN=apiserver-kubelet-client"
         self._leaf("apiserver-kubelet-client", masters, ("DNS:localhost",), "clientAuth")
-        # The API server takes the private key for checking too: no second file.
-        self._openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", "sa.key")
+        # In the older format ("EC PRIVATE KEY"): from it the API server reads the public half too.
+        self._openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
         self.tokens = self._write_tokens(
             {
                 "admin": "system:masters",
@@ -73,7 +73,9 @@ class Pki:
     def _certificate(self, name: str, subject: str, extensions: Iterable[str], signer: Iterable[str]) -> None:
         added = [word for extension in extensions for word in ("-addext", extension)]
         out = ("-days", "3650", "-keyout", f"{name}.key", "-out", f"{name}.crt")
-        self._openssl("req", "-x509", "-config", "openssl.cnf", *_KEY, "-subj", subject, *added, *signer, *out)
+        self._openssl(
+            "req", "-x509", "-config", "openssl.cnf", *_KEY, "-subj", subject, *added, *signer, *out
+        )
 
     def _openssl(self, *words: str) -> None:
         subprocess.run(["openssl", *words], cwd=self._directory, check=True, capture_output=True)

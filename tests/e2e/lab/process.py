@@ -1,7 +1,7 @@
 """One program that the lab started: its log, its signals, and proof that a pid is still that program.
 
-A pid alone proves nothing, since the kernel gives it out again: what is written down is pid and start time, and a
-signal goes only to a process that has both.
+A pid alone proves nothing, since the kernel gives it out again: what is written down is pid and start time,
+and a signal goes only to a process that has both.
 """
 
 import json
@@ -42,7 +42,9 @@ def tail(log: Path, lines: int = 15, width: int = 400) -> str:
 
 
 class Process:
-    def __init__(self, name: str, argv: Sequence[str | Path], directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str | Path], directory: Path, env: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.log = directory / "log" / f"{name}.log"
         self._log_start = self.log.stat().st_size if self.log.exists() else 0

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf.descriptor import FileDescriptor
 
-from accelshare.kube.kubelet.protos import cri_pb2, deviceplugin_pb2, pod_pb2, pods_pb2, podresources_pb2
+from accelshare.kube.kubelet.protos import cri_pb2, deviceplugin_pb2, pod_pb2, podresources_pb2, pods_pb2
 from accelshare.kube.kubelet.protos.generate import HERE, PACKAGE, generate
 
 
@@ -66,7 +67,7 @@ def test_a_pod_reads_by_the_numbers_of_kubernetes() -> None:
         (cri_pb2.DESCRIPTOR, {"runtime.v1.RuntimeService"}),
     ],
 )
-def test_services_carry_the_names_that_are_dialled(descriptor: object, services: set[str]) -> None:
+def test_services_carry_the_names_that_are_dialled(descriptor: FileDescriptor, services: set[str]) -> None:
     """A service's full name is half of every call's path."""
-    found = {service.full_name for service in descriptor.services_by_name.values()}  # type: ignore[attr-defined]
+    found = {service.full_name for service in descriptor.services_by_name.values()}
     assert found == services

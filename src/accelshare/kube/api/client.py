@@ -45,7 +45,8 @@ BIND_SECONDS = 4.0
 # balancers: a POST that meets a connection being closed ends with an unknown outcome.
 _KEEPALIVE_SECONDS = 30.0
 
-_LONGEST_POLITE_WAIT = 5.0
+# Who is told to wait longer has a caller that should know.
+_POLITE_WAIT = 5.0
 
 # A cluster is upgraded under a running process.
 _VERSION_SECONDS = 600.0
@@ -113,7 +114,7 @@ def _decoder(into: object) -> msgspec.json.Decoder[Any]:
     """A decoder is costly to make and cheap to keep: one for each type, made when it is first asked for."""
     known = _decoders.get(into)
     if known is None:
-        known = _decoders[into] = msgspec.json.Decoder(into)  # type: ignore[call-overload]
+        known = _decoders[into] = msgspec.json.Decoder(into)
     return known
 
 
@@ -331,8 +332,9 @@ class Client:
         answer = await self._exchange(call)
         if answer.status == 401 and (self._token_file or self._config.token_source):
             return await self._exchange(call, fresh_token=True)
-        if answer.status == 429 and call.method == "GET" and answer.retry_after is not None:
-            await self._sleep(min(answer.retry_after, _LONGEST_POLITE_WAIT))
+        wait = answer.retry_after
+        if answer.status == 429 and call.method == "GET" and wait is not None and wait < _POLITE_WAIT:
+            await self._sleep(wait)
             return await self._exchange(call)
         return answer
 
@@ -383,9 +385,7 @@ class Client:
     # --- the stream of a watch -------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, params: Params, silence: float
-    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    async def stream(self, path: str, params: Params, silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """An open answer, chunk by chunk as they come; Unreachable after `silence` seconds without any."""
         limits = aiohttp.ClientTimeout(connect=CALL_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=silence)
         call = _Call("GET", path, limits, params)

@@ -103,12 +103,16 @@ class Backoff:
         longest, self._next = self._next, min(self._next * 2, LONGEST_PAUSE)
         return self._rng.uniform(longest / 2, longest)
 
+    @property
+    def fresh(self) -> bool:
+        return self._next == FIRST_PAUSE
+
     def reset(self) -> None:
         self._next = FIRST_PAUSE
 
 
 class Reflector(Generic[T]):
-    """`synced` is set after the first whole list; `connected` and `last_contact` tell how fresh the view is."""
+    """`synced` is set after the first whole list; `connected` and `last_contact` tell how fresh it is."""
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class Reflector(Generic[T]):
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311
         self._backoff = Backoff(self._rng)
+        self._opened_at: float | None = None
         self.synced = asyncio.Event()
         self.connected = False
         self.last_contact: float | None = None
@@ -189,7 +194,7 @@ class Reflector(Generic[T]):
     async def _watch_until_lost(self) -> None:
         """Resumes for as long as it can; ends only by raising _Relist."""
         while True:
-            began, version = self._clock(), self.resource_version
+            version = self.resource_version
             try:
                 await self._watch_once()
             except Gone as failure:
@@ -197,15 +202,17 @@ class Reflector(Generic[T]):
             except ApiError as failure:
                 if _version_unknown(failure):
                     raise _Relist(failure.message) from failure
-                self._reset_if_it_worked(began, version)
+                self._reset_if_it_worked(version)
                 await self._wait(failure)
             else:
-                if not self._reset_if_it_worked(began, version):
+                if not self._reset_if_it_worked(version):
                     await self._sleep(self._backoff.pause())
             self.reconnects += 1
 
-    def _reset_if_it_worked(self, began: float, version: str) -> bool:
-        worked = self.resource_version != version or self._clock() - began >= _SHORT_LIVED
+    def _reset_if_it_worked(self, version: str) -> bool:
+        """Time counts only from the server's yes: waiting in vain for a connection takes long, too."""
+        lived = self._opened_at is not None and self._clock() - self._opened_at >= _SHORT_LIVED
+        worked = lived or self.resource_version != version
         if worked:
             self._backoff.reset()
         return worked
@@ -219,10 +226,11 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(self._rng.randint(300, 600)),
         }
         cutter = Lines()
+        self._opened_at = None
         try:
             async with self._client.stream(self._path, params, self._silence) as chunks:
                 self.connected = True
-                self._heard()
+                self._opened_at = self.last_contact = self._clock()
                 async for chunk in chunks:
                     self._heard()
                     for line in cutter.feed(chunk):
@@ -265,8 +273,10 @@ class Reflector(Generic[T]):
         self.last_contact = self._clock()
 
     async def _wait(self, failure: ApiError) -> None:
+        # That a watch is lost now and then is how things are; what is refused, or lasts, is worth a warning.
+        level = logging.WARNING if failure.definite or not self._backoff.fresh else logging.INFO
         pause = max(self._backoff.pause(), min(failure.retry_after or 0.0, LONGEST_PAUSE))
-        _log.info("%s; trying again in %.1f s", failure, pause)
+        _log.log(level, "%s; trying again in %.1f s", failure, pause)
         await self._sleep(pause)
 
 

@@ -25,25 +25,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(accelshare/kube/kubelet/protos/pod.proto\x12\x12\x61\x63\x63\x65lshare.kubelet\"\x91\x01\n\x03Pod\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.accelshare.kubelet.ObjectMeta\x12)\n\x04spec\x18\x02 \x01(\x0b\x32\x1b.accelshare.kubelet.PodSpec\x12-\n\x06status\x18\x03 \x01(\x0b\x32\x1d.accelshare.kubelet.PodStatus\"\xb4\x01\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x44\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32/.accelshare.kubelet.ObjectMeta.AnnotationsEntry\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x07PodSpec\x12\x31\n\ncontainers\x18\x02 \x03(\x0b\x32\x1d.accelshare.kubelet.Container\x12\x11\n\tnode_name\x18\n \x01(\t\x12\x36\n\x0finit_containers\x18\x14 \x03(\x0b\x32\x1d.accelshare.kubelet.Container\"1\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0erestart_policy\x18\x18 \x01(\t\"\x1a\n\tPodStatus\x12\r\n\x05phase\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(accelshare/kube/kubelet/protos/pod.proto\x12\x12\x61\x63\x63\x65lshare.kubelet\"\x91\x01\n\x03Pod\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.accelshare.kubelet.ObjectMeta\x12)\n\x04spec\x18\x02 \x01(\x0b\x32\x1b.accelshare.kubelet.PodSpec\x12-\n\x06status\x18\x03 \x01(\x0b\x32\x1d.accelshare.kubelet.PodStatus\"\xd5\x02\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x34\n\x12\x64\x65letion_timestamp\x18\t \x01(\x0b\x32\x18.accelshare.kubelet.Time\x12:\n\x06labels\x18\x0b \x03(\x0b\x32*.accelshare.kubelet.ObjectMeta.LabelsEntry\x12\x44\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32/.accelshare.kubelet.ObjectMeta.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x04Time\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\"\x87\x01\n\x07PodSpec\x12\x31\n\ncontainers\x18\x02 \x03(\x0b\x32\x1d.accelshare.kubelet.Container\x12\x11\n\tnode_name\x18\n \x01(\t\x12\x36\n\x0finit_containers\x18\x14 \x03(\x0b\x32\x1d.accelshare.kubelet.Container\"n\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12;\n\tresources\x18\x08 \x01(\x0b\x32(.accelshare.kubelet.ResourceRequirements\x12\x16\n\x0erestart_policy\x18\x18 \x01(\t\"\xc2\x02\n\x14ResourceRequirements\x12\x44\n\x06limits\x18\x01 \x03(\x0b\x32\x34.accelshare.kubelet.ResourceRequirements.LimitsEntry\x12H\n\x08requests\x18\x02 \x03(\x0b\x32\x36.accelshare.kubelet.ResourceRequirements.RequestsEntry\x1aK\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.accelshare.kubelet.Quantity:\x02\x38\x01\x1aM\n\rRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.accelshare.kubelet.Quantity:\x02\x38\x01\"\x1a\n\x08Quantity\x12\x0e\n\x06string\x18\x01 \x01(\t\"\x1a\n\tPodStatus\x12\r\n\x05phase\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'accelshare.kube.kubelet.protos.pod_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_OBJECTMETA_LABELSENTRY']._loaded_options = None
+  _globals['_OBJECTMETA_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_OBJECTMETA_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_RESOURCEREQUIREMENTS_LIMITSENTRY']._loaded_options = None
+  _globals['_RESOURCEREQUIREMENTS_LIMITSENTRY']._serialized_options = b'8\001'
+  _globals['_RESOURCEREQUIREMENTS_REQUESTSENTRY']._loaded_options = None
+  _globals['_RESOURCEREQUIREMENTS_REQUESTSENTRY']._serialized_options = b'8\001'
   _globals['_POD']._serialized_start=65
   _globals['_POD']._serialized_end=210
   _globals['_OBJECTMETA']._serialized_start=213
-  _globals['_OBJECTMETA']._serialized_end=393
-  _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_start=343
-  _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_end=393
-  _globals['_PODSPEC']._serialized_start=396
-  _globals['_PODSPEC']._serialized_end=531
-  _globals['_CONTAINER']._serialized_start=533
-  _globals['_CONTAINER']._serialized_end=582
-  _globals['_PODSTATUS']._serialized_start=584
-  _globals['_PODSTATUS']._serialized_end=610
+  _globals['_OBJECTMETA']._serialized_end=554
+  _globals['_OBJECTMETA_LABELSENTRY']._serialized_start=457
+  _globals['_OBJECTMETA_LABELSENTRY']._serialized_end=502
+  _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_start=504
+  _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_end=554
+  _globals['_TIME']._serialized_start=556
+  _globals['_TIME']._serialized_end=579
+  _globals['_PODSPEC']._serialized_start=582
+  _globals['_PODSPEC']._serialized_end=717
+  _globals['_CONTAINER']._serialized_start=719
+  _globals['_CONTAINER']._serialized_end=829
+  _globals['_RESOURCEREQUIREMENTS']._serialized_start=832
+  _globals['_RESOURCEREQUIREMENTS']._serialized_end=1154
+  _globals['_RESOURCEREQUIREMENTS_LIMITSENTRY']._serialized_start=1000
+  _globals['_RESOURCEREQUIREMENTS_LIMITSENTRY']._serialized_end=1075
+  _globals['_RESOURCEREQUIREMENTS_REQUESTSENTRY']._serialized_start=1077
+  _globals['_RESOURCEREQUIREMENTS_REQUESTSENTRY']._serialized_end=1154
+  _globals['_QUANTITY']._serialized_start=1156
+  _globals['_QUANTITY']._serialized_end=1182
+  _globals['_PODSTATUS']._serialized_start=1184
+  _globals['_PODSTATUS']._serialized_end=1210
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,25 @@
+"""Flags that every verb has which talks to the API server."""
+
+import argparse
+import os
+
+from accelshare.kube.api.config import ApiConfig, in_cluster
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the API server")
+    group.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config")
+    group.add_argument("--context", metavar="NAME", help="a context of the kubeconfig")
+
+
+def service_config(args: argparse.Namespace) -> ApiConfig:
+    """A service in a cluster uses its service account's files, unless it is given a kubeconfig."""
+    if args.kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return in_cluster()
+    return user_config(args)
+
+
+def user_config(args: argparse.Namespace) -> ApiConfig:
+    from accelshare.cli.kubeconfig import from_kubeconfig
+
+    return from_kubeconfig(args.kubeconfig, args.context)

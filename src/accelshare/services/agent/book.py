@@ -1,0 +1,104 @@
+"""The grants that were checked and served on this node: one file per pod, the last line of defence.
+
+A grant is checked once, when it is first served: its signature, that it is this pod's and this node's, and
+that no card is overfilled by it, whoever wrote it. From then on the file counts and not the annotation: a
+pod that runs keeps what it has when keys change, or when somebody edits its annotation.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from accelshare.core.errors import BadInput, GrantRefused
+from accelshare.core.grant import GRANT, Grant, Signed, charges, grant_of
+from accelshare.core.inventory import Card
+from accelshare.core.objects import Pod
+from accelshare.services.agent.files import private_folder, write_synced
+from accelshare.services.keys import Verify
+
+_log = logging.getLogger(__name__)
+_decoder = msgspec.json.Decoder(Grant)
+
+
+class GrantBook:
+    def __init__(self, folder: Path, verify: Verify | None) -> None:
+        """verify is None only where the operator said --unsigned."""
+        self._folder = private_folder(folder)
+        self._verify = verify
+        self._served: dict[str, Grant] = {}
+        for path in sorted(self._folder.iterdir()):
+            try:
+                grant = _decoder.decode(path.read_bytes())
+            except (OSError, msgspec.DecodeError) as error:
+                _log.warning("grant file %s is passed over: %s", path, error)
+                continue
+            self._served[grant.uid] = grant
+
+    def get(self, uid: str) -> Grant | None:
+        return self._served.get(uid)
+
+    def pods(self) -> list[str]:
+        return list(self._served)
+
+    def admit(self, pod: Pod, cards: Mapping[str, Card]) -> Grant:
+        """The grant by which this pod is served, checked and written down if new. Raises GrantRefused."""
+        known = self._served.get(pod.metadata.uid)
+        if known is not None:
+            return known
+        grant = self._checked(pod)
+        refuse_overfill(grant, self._served.values(), cards)
+        write_synced(self._folder / pod.metadata.uid, msgspec.json.encode(grant))
+        self._served[grant.uid] = grant
+        return grant
+
+    def check(self, pod: Pod) -> Grant:
+        """The pod's grant, if it may be believed; nothing is written. Raises GrantRefused."""
+        return self._served.get(pod.metadata.uid) or self._checked(pod)
+
+    def forget(self, uid: str) -> None:
+        self._served.pop(uid, None)
+        (self._folder / uid).unlink(missing_ok=True)
+
+    def _checked(self, pod: Pod) -> Grant:
+        signed = _own_grant(pod)
+        if self._verify is not None and not self._verify(signed.payload, signed.signature):
+            raise GrantRefused(
+                f"pod {pod.key} carries a grant that no trusted key has signed: it is not served. "
+                "Delete the pod, or give this agent the scheduler service's public key"
+            )
+        return signed.grant
+
+
+def _own_grant(pod: Pod) -> Signed:
+    try:
+        signed = grant_of(pod)
+    except BadInput as error:
+        raise GrantRefused(f"pod {pod.key} is not served: {error}") from error
+    if signed is None:
+        raise GrantRefused(
+            f"pod {pod.key} has no annotation {GRANT}: it was not bound by accelshare's scheduler service, "
+            "so no card is served to it. Delete it, and it will be scheduled anew"
+        )
+    return signed
+
+
+def refuse_overfill(grant: Grant, served: Iterable[Grant], cards: Mapping[str, Card]) -> None:
+    """Raises GrantRefused where a card does not exist, or would hold more than it has."""
+    others = [charge for other in served if other.uid != grant.uid for charge in charges(other)]
+    for charge in charges(grant):
+        card = cards.get(charge.card)
+        if card is None:
+            raise GrantRefused(
+                f"the grant of pod {grant.uid} names card {charge.card}, which this node does not have"
+            )
+        beside = [other for other in others if other.card == charge.card]
+        memory = charge.memory + sum(other.memory for other in beside)
+        compute = charge.compute + sum(other.compute for other in beside)
+        alone = charge.exclusive or any(other.exclusive for other in beside)
+        if memory > card.memory or compute > 100 or (alone and beside):
+            raise GrantRefused(
+                f"the grant of pod {grant.uid} would overfill card {card.index} ({card.id}): {memory} bytes "
+                f"and {compute} % of compute of {card.memory} bytes and 100 %"
+            )

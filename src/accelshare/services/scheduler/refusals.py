@@ -1,0 +1,77 @@
+"""The pods that were refused on every node they could run on, and on which nodes: they may be nudged.
+
+kube-scheduler does not ask again about such a pod before some event of the cluster, so whoever frees room must
+know who waits for it. The table is small on purpose: where thousands wait, the cluster never falls silent.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from accelshare.core.objects import Pod
+from accelshare.core.request import Shape
+
+MOST_PODS = 2048
+MOST_NAMES = 200_000  # names in all entries together: about 13 MB
+
+
+class Refused(Struct, kw_only=True):
+    uid: str
+    namespace: str
+    name: str
+    shape: Shape
+    nodes: frozenset[str]  # where room would help
+    priority: int = 0
+    created: str = ""
+    nudges: int = 0  # since kube-scheduler asked last
+    nudged_at: float = float("-inf")
+    nudged_for: str = ""  # the node whose room the last nudge offered
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """Whose turn it is first: the more important pod, then the older one."""
+        return (-self.priority, self.created, self.uid)
+
+
+class RefusedPods:
+    def __init__(self) -> None:
+        self._pods: OrderedDict[str, Refused] = OrderedDict()
+        self._names = 0
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
+    def get(self, uid: str) -> Refused | None:
+        return self._pods.get(uid)
+
+    def in_order(self) -> list[Refused]:
+        return sorted(self._pods.values(), key=lambda refused: refused.order)
+
+    def note(self, pod: Pod, shape: Shape, nodes: Iterable[str]) -> None:
+        """kube-scheduler has just asked and was refused everywhere: earlier nudges have done their work."""
+        uid = pod.metadata.uid
+        self.forget(uid)
+        refused = Refused(
+            uid=uid,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            shape=shape,
+            nodes=frozenset(nodes),
+            priority=pod.spec.priority or 0,
+            created=pod.metadata.creationTimestamp or "",
+        )
+        self._pods[uid] = refused
+        self._names += len(refused.nodes)
+        while len(self._pods) > MOST_PODS or self._names > MOST_NAMES:
+            _, oldest = self._pods.popitem(last=False)
+            self._names -= len(oldest.nodes)
+
+    def forget(self, uid: str) -> None:
+        """It got a node, is bound, or is gone."""
+        gone = self._pods.pop(uid, None)
+        if gone is not None:
+            self._names -= len(gone.nodes)

@@ -1,0 +1,135 @@
+"""What the scheduler service knows: the ledger, cached verdicts, and the pods that wait for a card.
+
+Everything here follows from watch events and from what the service itself decided. A pod that speaks no
+dialect and carries no grant is dropped at the door: a cluster has many of those.
+"""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from accelshare.core.errors import BadInput
+from accelshare.core.grant import GRANT
+from accelshare.core.ledger import Ledger
+from accelshare.core.objects import Node, Pod
+from accelshare.core.request import PodRequest, Shape
+from accelshare.core.verdicts import Verdicts
+from accelshare.dialects import Dialects, request_of, speaks
+from accelshare.services.scheduler.holds import Hold, Holds
+from accelshare.services.scheduler.refusals import RefusedPods
+
+
+class Waiting(Struct):
+    """A pending pod that speaks a dialect. What it asks for is worked out once for each version of it."""
+
+    pod: Pod
+    request: PodRequest | None = None  # None where it asks for nothing, or for nonsense
+    shape: Shape | None = None
+    problem: str = ""  # the nonsense, in a sentence
+
+
+def waiting(pod: Pod) -> Waiting:
+    try:
+        request = request_of(pod)
+    except BadInput as error:
+        return Waiting(pod, problem=str(error))
+    return Waiting(pod, request, request.shape() if request is not None else None)
+
+
+class SchedulerState:
+    def __init__(self) -> None:
+        self.ledger = Ledger(Dialects())
+        self.verdicts = Verdicts(self.ledger)
+        self.waiting: dict[str, Waiting] = {}  # by UID
+        self.refused = RefusedPods()
+        self.holds = Holds()
+        # A node's score of 0 to 10 is asked for as often as its name: kept, and not worked out each time.
+        self.ranks: dict[str, int] = {}
+        self.ledger.on_change.append(self._rank)
+
+    # What the watches say
+
+    def node_changed(self, node: Node) -> None:
+        self.ledger.set_node(node)
+
+    def node_gone(self, node: Node) -> None:
+        self.ledger.remove_node(node.name, node.metadata.uid)
+
+    def nodes_listed(self, nodes: Iterable[Node]) -> None:
+        self.ledger.replace_nodes(nodes)
+
+    def pod_changed(self, pod: Pod) -> None:
+        if not self._concerns(pod):
+            return
+        uid = pod.metadata.uid
+        if pod.node or pod.finished:
+            self.ledger.set_pod(pod)
+            self._settled(uid)
+        else:
+            known = self.waiting.get(uid)
+            if known is None or known.pod.metadata.resourceVersion != pod.metadata.resourceVersion:
+                self.waiting[uid] = waiting(pod)
+
+    def pod_gone(self, pod: Pod) -> None:
+        """Its object is gone, or it has finished and so left what we watch."""
+        if self._concerns(pod):
+            self.ledger.remove_pod(pod.metadata.uid)
+            self._settled(pod.metadata.uid)
+
+    def pods_listed(self, pods: Iterable[Pod]) -> None:
+        ours = [pod for pod in pods if self._concerns(pod)]
+        listed = {pod.metadata.uid for pod in ours}
+        for pod in ours:
+            self.pod_changed(pod)
+        self.ledger.replace_pods(pod for pod in ours if pod.node)
+        for uid in [uid for uid in self.waiting if uid not in listed]:
+            self._settled(uid, but_holds=True)
+
+    # What is asked of it
+
+    def wish(self, pod: Pod) -> Waiting:
+        """What this pod asks for. The watch has usually brought it before kube-scheduler shows it."""
+        known = self.waiting.get(pod.metadata.uid)
+        if known is not None and known.pod.metadata.resourceVersion == pod.metadata.resourceVersion:
+            return known
+        return waiting(pod)
+
+    # Holds: room that is taken for a binding which has been decided and not yet been seen
+
+    def hold(self, hold: Hold) -> None:
+        self.ledger.hold(hold.pod, hold.grant)
+        self.holds.put(hold)
+        self.refused.forget(hold.uid)
+
+    def put_beside(self, hold: Hold) -> None:
+        """kube-scheduler chose another node while the outcome of the first binding is in doubt."""
+        self.holds.pop(hold.uid)
+        hold.key = self.ledger.put_beside(hold.uid)
+        self.holds.put(hold)
+
+    def release(self, hold: Hold) -> None:
+        self.holds.pop(hold.key)
+        self.ledger.release(hold.key)
+
+    def release_all(self, uid: str) -> None:
+        for hold in self.holds.of(uid):
+            self.release(hold)
+
+    # Inside
+
+    def _concerns(self, pod: Pod) -> bool:
+        return speaks(pod) or pod.annotation(GRANT) is not None or pod.metadata.uid in self.ledger.tenants
+
+    def _settled(self, uid: str, *, but_holds: bool = False) -> None:
+        """It waits no more; what was held for it besides what its object says is free."""
+        self.waiting.pop(uid, None)
+        self.refused.forget(uid)
+        if not but_holds:
+            self.release_all(uid)
+
+    def _rank(self, name: str) -> None:
+        state = self.ledger.nodes.get(name)
+        if state is None:
+            self.ranks.pop(name, None)
+        else:
+            self.ranks[name] = state.rank

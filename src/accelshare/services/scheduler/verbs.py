@@ -1,0 +1,84 @@
+"""filter and prioritize: questions about the state, which write nothing.
+
+Rule 1: a pod that asks for nothing of ours passes everywhere, and one that asks for nonsense nowhere.
+Rule 2: a pod that is bound, or whose binding is decided, passes on that node only.
+Rule 3: reasons are few texts, in the words of the pod's dialect, since kube-scheduler counts equal ones.
+Rule 4: handing on few is choosing by our own policy, so a pod with preferences of its own sees all that fit.
+Rule 5: a node in use scores 6 to 10, the fuller the higher, and an unused one below 4: packing wins.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
+
+from msgspec import Struct
+
+from accelshare.core.ledger import Ledger
+from accelshare.core.objects import Pod
+from accelshare.core.placement import Reason
+from accelshare.core.request import Shape
+from accelshare.dialects import DIALECTS
+from accelshare.dialects.interface import Dialect
+from accelshare.services.scheduler.state import SchedulerState
+from accelshare.services.scheduler.wire import HostPriority
+
+
+class Filtered(Struct):
+    """The answer, and what others make of it: who may be nudged, and which events users are told."""
+
+    fits: list[str]
+    failed: dict[str, str] = {}
+    unresolvable: dict[str, str] = {}
+    shape: Shape | None = None
+    reasons: dict[str, Reason] = {}
+
+    @property
+    def refused_everywhere(self) -> bool:
+        return self.shape is not None and not self.fits and bool(self.reasons)
+
+
+def filter_nodes(state: SchedulerState, pod: Pod, names: list[str], best: int | None) -> Filtered:
+    wish = state.wish(pod)
+    if wish.problem:
+        return Filtered([], unresolvable=dict.fromkeys(names, wish.problem))
+    if wish.request is None or wish.shape is None:
+        return Filtered(names)
+    tenant = state.ledger.tenants.get(pod.metadata.uid)
+    if tenant is not None:
+        text = f"the pod's binding to node {tenant.node} is already decided"
+        fits = [name for name in names if name == tenant.node]
+        return Filtered(fits, failed={name: text for name in names if name != tenant.node})
+    fits, reasons = state.verdicts.ask(wish.shape, names)
+    failed = _texts(state.ledger, DIALECTS[wish.request.dialect], reasons) if reasons else {}
+    if best and len(fits) > best and not pod.has_soft_preferences():
+        fits = nlargest(best, fits, key=state.ranks.__getitem__)
+    return Filtered(fits, failed, shape=wish.shape, reasons=reasons)
+
+
+def _texts(ledger: Ledger, dialect: Dialect, reasons: dict[str, Reason]) -> dict[str, str]:
+    texts = {reason: dialect.refusal(reason) for reason in set(reasons.values())}
+    failed = {name: texts[reason] for name, reason in reasons.items()}
+    if Reason.OTHER_UNIT in texts:
+        for name, reason in reasons.items():
+            if reason is Reason.OTHER_UNIT:
+                failed[name] = other_unit(ledger, dialect, name)
+    return failed
+
+
+def other_unit(ledger: Ledger, dialect: Dialect, name: str) -> str:
+    unit = ledger.nodes[name].offers[dialect.name].unit.name
+    return f"node counts {dialect.primary} in {unit}, most nodes in {ledger.majority_unit(dialect.name)}"
+
+
+_SCORES = tuple(6 + 5 * (rank - 1) // 1001 if rank else 0 for rank in range(1002))
+
+
+def score(rank: int) -> int:
+    """0 for an unused node; 6 to 10 for one in use. A rank beyond the last is an overfull node's."""
+    return _SCORES[min(rank, len(_SCORES) - 1)]
+
+
+def prioritize_nodes(state: SchedulerState, pod: Pod, names: Iterable[str]) -> Sequence[HostPriority]:
+    ranks = state.ranks
+    if state.wish(pod).shape is None:
+        return [HostPriority(name, 0) for name in names]
+    return [HostPriority(name, score(ranks.get(name, 0))) for name in names]

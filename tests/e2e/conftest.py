@@ -1,0 +1,56 @@
+"""One cluster for all e2e tests, since a start takes seconds; who needs another kind of cluster says so."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .lab.cluster import Cluster
+from .lab.provision import ensure
+
+
+class Machine:
+    """The machine under the tests: one cluster at a time, kept while the next test wants the same kind."""
+
+    def __init__(self) -> None:
+        self.programs = ensure()
+        self._cluster: Cluster | None = None
+        self._options: dict[str, Any] = {}
+
+    def cluster(self, **options: Any) -> Cluster:
+        """A cluster made with these options of Cluster: the running one, or a new one in its place."""
+        if self._cluster is None or options != self._options:
+            self.free()
+            cluster = Cluster(self.programs, **options)
+            cluster.__enter__()
+            self._cluster, self._options = cluster, options
+        return self._cluster
+
+    def free(self) -> None:
+        """Takes the cluster down; nothing of it may stay."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+            assert cluster.traces() == []
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Machine]:
+    machine = Machine()
+    try:
+        yield machine
+    finally:
+        machine.free()
+
+
+@pytest.fixture
+def cluster(machine: Machine) -> Cluster:
+    return machine.cluster()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name space of the test's own; its pods are gone before the next test begins."""
+    name = f"t-{request.node.originalname.removeprefix('test_').replace('_', '-')[:50].strip('-')}"
+    with cluster.namespace(name):
+        yield name
