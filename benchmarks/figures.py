@@ -58,7 +58,11 @@ def chosen(figures: Iterable[Figure], only: str) -> list[Figure]:
 
 
 def main() -> int:
-    only, everything, as_json = os.environ.get("ONLY", ""), bool(os.environ.get("ALL")), os.environ.get("JSON")
+    only, everything, as_json = (
+        os.environ.get("ONLY", ""),
+        bool(os.environ.get("ALL")),
+        os.environ.get("JSON"),
+    )
     failed = 0
     if not as_json:
         print(f"{'figure':34} {'value':>12} {'unit':8} {'bar':>10}")

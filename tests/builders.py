@@ -100,7 +100,9 @@ def a_pod(
     )
 
 
-def bound(pod: Pod, grant: Grant, *, version: int = 0, phase: str = "Running", sign: Sign | None = None) -> Pod:
+def bound(
+    pod: Pod, grant: Grant, *, version: int = 0, phase: str = "Running", sign: Sign | None = None
+) -> Pod:
     """The same pod as the API server shows it after its binding."""
     meta = pod.metadata
     return Pod(

@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 
 from accelshare.core.errors import BadInput
 from accelshare.core.grant import GRANT, Charge, Grant, charges, grant_of, write_grant
-from accelshare.core.inventory import Card, FrontEnd, Inventory
+from accelshare.core.inventory import INVENTORY, Card, FrontEnd, Inventory, read_inventory
 from accelshare.core.ledger import Ledger
 from accelshare.core.objects import Container, Meta, Node, Pod, PodSpec, PodStatus
 from accelshare.core.placement import Placement, Rejection, grant, place, refusal
@@ -60,6 +60,7 @@ class Binding(Struct):
 
     pod: Pod
     grant: Grant
+    key: str  # the ledger's; a pod has several where an earlier one is in doubt beside
     in_doubt: bool = False  # the answer was lost
     under_way: bool = False  # the write may still arrive at the API server
 
@@ -88,6 +89,17 @@ class View:
                 self.nodes[thing.name] = thing
 
 
+def most_at_once(decided: Grant) -> int:
+    """What runs together: at the start of each container whatever is not over yet, bytes of one card."""
+    sizes = [(container.role, container.shares[0].memory) for container in decided.containers]
+    stages = [
+        size + sum(other for before, other in sizes[:at] if before == "sidecar")
+        for at, (role, size) in enumerate(sizes)
+        if role == "init"
+    ]
+    return max([*stages, sum(size for role, size in sizes if role != "init")])
+
+
 def version(thing: Node | Pod) -> int:
     return int(thing.metadata.resourceVersion)
 
@@ -98,7 +110,7 @@ def sign(payload: bytes) -> str:
 
 class World:
     def __init__(self, seed: int, say: Callable[[str], None] | None = None) -> None:
-        self.random = Random(seed)  # noqa: S311
+        self.random = Random(seed)
         self.say = say
         self.operations: Counter[str] = Counter()
         self.creates = 0
@@ -159,7 +171,13 @@ class World:
         self.queue.append(Event(pod))
 
     def _changed(
-        self, uid: str, *, phase: str = "", node: str = "", deleted: str = "", notes: dict[str, str] | None = None
+        self,
+        uid: str,
+        *,
+        phase: str = "",
+        node: str = "",
+        deleted: str = "",
+        notes: dict[str, str] | None = None,
     ) -> None:
         pod = self.pods[uid]
         meta = structs.replace(
@@ -169,6 +187,9 @@ class World:
         )
         spec = structs.replace(pod.spec, nodeName=node) if node else pod.spec
         self._write_pod(Pod(meta, spec, PodStatus(phase) if phase else pod.status))
+
+    def _everything(self) -> list[Node | Pod]:
+        return [*self.nodes.values(), *self.pods.values()]
 
     def _live(self) -> Iterator[tuple[str, Pod]]:
         return ((uid, pod) for uid, pod in self.pods.items() if not pod.finished)
@@ -181,7 +202,7 @@ class World:
         self.delivered.clear()
         self.bindings.clear()
         self.view = View()
-        for thing in (*self.nodes.values(), *self.pods.values()):
+        for thing in self._everything():
             self.view.hear(Event(thing))
         self.ledger = Ledger.fold(Dialects(), self.nodes.values(), self.pods.values())
         self.verdicts = Verdicts(self.ledger)
@@ -201,10 +222,18 @@ class World:
         self._settle(uid)
 
     def _settle(self, uid: str) -> None:
-        """A hold is over once the pod has been seen bound, finished or gone."""
+        """All holds of a pod are over once it has been seen bound, finished or gone."""
         pod = self.view.pods.get(uid)
         if uid in self.view.gone or (pod is not None and (pod.node or pod.finished)):
-            self.bindings.pop(uid, None)
+            for binding in self._bindings_of(uid):
+                self._release(binding)
+
+    def _bindings_of(self, uid: str) -> list[Binding]:
+        return [binding for binding in self.bindings.values() if binding.grant.uid == uid]
+
+    def _release(self, binding: Binding) -> None:
+        self.ledger.release(binding.key)
+        self.bindings.pop(binding.key, None)
 
     def _write_binding(self, binding: Binding) -> bool:
         """The API server's part: all preconditions and the write, in one transaction."""
@@ -212,9 +241,8 @@ class World:
         pod = self.pods.get(uid)
         if pod is None or pod.node or pod.finished or pod.metadata.deletionTimestamp:
             return False
-        cards = next(
-            (inventory.cards for inventory in (self._seen_inventory(binding.grant.node),) if inventory), ()
-        )
+        inventory = self._seen_inventory(binding.grant.node)
+        cards = inventory.cards if inventory else ()
         notes = {GRANT: write_grant(binding.grant, sign)}
         if all(any(card.id == charge.card for card in cards) for charge in charges(binding.grant)):
             notes |= GCUSHARE.write(binding.grant, cards)
@@ -246,10 +274,11 @@ class World:
         per_gb = PER_GB[units.most_common(1)[0][0]]
         size = self.random.choice((2, 4, 4, 8, 8, 12, 16)) * per_gb
         kind = self.random.random()
+        init: list[Container] = []
         if kind < 0.6:
-            plain, init = [a_container("main", size)], []
+            plain = [a_container("main", size)]
         elif kind < 0.8:
-            plain, init = [a_container("main", size // 2), a_container("side", size - size // 2)], []
+            plain = [a_container("main", size // 2), a_container("side", size - size // 2)]
         else:
             plain = [a_container("main", size // 2)]
             init = [a_container("log", size // 4, sidecar=True), a_container("setup", size - size // 4)]
@@ -278,14 +307,16 @@ class World:
 
     def bind(self) -> bool:
         """kube-scheduler asks about a pod; its own view may be behind, so the pod may be bound or gone."""
-        waiting = [pod for _, pod in self._live() if not pod.node and pod.metadata.uid not in self.bindings]
-        if self.random.random() < 0.05:
+        luck = self.random.random()
+        if luck < 0.08:
             waiting = [
-                pod
-                for event in self.delivered
-                if isinstance(pod := event.object, Pod)
-                if not pod.node and not pod.finished and pod.metadata.uid not in self.bindings
+                binding.pod for uid, binding in self.bindings.items() if binding.in_doubt and "@" not in uid
             ]
+        elif luck < 0.12:
+            seen = [event.object for event in self.delivered if isinstance(event.object, Pod)]
+            waiting = [pod for pod in seen if not pod.node and pod.metadata.uid not in self.bindings]
+        else:
+            waiting = [pod for uid, pod in self._live() if not pod.node and uid not in self.bindings]
         if not waiting:
             return False
         pod = self.random.choice(waiting)
@@ -319,11 +350,21 @@ class World:
 
     def _bind_to(self, pod: Pod, request: PodRequest, name: str) -> None:
         uid, state = pod.metadata.uid, self.ledger.nodes[name]
+        standing = self.bindings.get(uid)
+        if standing is not None and standing.grant.node == name:
+            self._post_again(standing)
+            return
         placement = place(request.shape(), state)
         if not isinstance(placement, Placement):
             raise Violation(f"{name} fits and has no place")
         decided = grant(request, placement, state, uid, self.clock)
-        binding = Binding(pod, decided)
+        self._check_choice(pod, request, decided)
+        if standing is not None:
+            self.operations["bind: elsewhere while in doubt"] += 1
+            del self.bindings[uid]
+            standing.key = self.ledger.put_beside(uid)
+            self.bindings[standing.key] = standing
+        binding = Binding(pod, decided, uid)
         self.ledger.hold(pod, decided)
         tenant = self.ledger.tenants.get(uid)
         held = tenant is not None and tenant.held  # no hold is taken for a pod seen bound, or over
@@ -340,11 +381,16 @@ class World:
                 self._write_binding(binding)
             self.operations["bind: answer lost"] += 1
         elif outcome > 0.95 or not self._write_binding(binding):
-            self.ledger.release(uid)
-            self.bindings.pop(uid, None)
+            self._release(binding)
             self.operations["bind: refused by the API server"] += 1
         else:
             self.operations["bind: done"] += 1
+
+    def _post_again(self, binding: Binding) -> None:
+        """With the very same grant. A no says nothing about the earlier call, which may have been heard."""
+        self.operations["bind: posted again"] += 1
+        if self._write_binding(binding):
+            binding.in_doubt = False
 
     def land(self) -> bool:
         """A write whose answer was lost arrives at last, or never will."""
@@ -361,21 +407,17 @@ class World:
         """The service reads a pod of which it does not know what became of it."""
         if not self.bindings:
             return False
-        uid = self.random.choice(list(self.bindings))
-        self._read_back(self.bindings[uid])
+        self._read_back(self.random.choice(list(self.bindings.values())))
         return True
 
     def _read_back(self, binding: Binding) -> None:
-        uid = binding.grant.uid
-        pod = self.pods.get(uid)
+        pod = self.pods.get(binding.grant.uid)
         if pod is None:
             self._tell(Event(binding.pod, gone=True))
         elif pod.node or pod.finished:
             self._tell(Event(pod))
-        elif binding.in_doubt and not self._write_binding(binding):
-            # Posted again and refused for good: so will be what is still under way.
-            self.ledger.release(uid)
-            self.bindings.pop(uid, None)
+        elif binding.in_doubt and not binding.under_way:
+            self._release(binding)  # so long after the call that it can no longer arrive
 
     def deliver(self) -> bool:
         """Mostly in order; now and then an event overtakes others, also those of its own object."""
@@ -431,7 +473,10 @@ class World:
         # Somebody copies the whole manifest, the grant too: it is another pod's.
         notes = dict(pod.metadata.annotations or {}) if self.random.random() < 0.3 else None
         self._new_pod(
-            pod.metadata.name, list(pod.spec.containers or ()), list(pod.spec.initContainers or ()), notes=notes
+            pod.metadata.name,
+            list(pod.spec.containers or ()),
+            list(pod.spec.initContainers or ()),
+            notes=notes,
         )
         self.creates += 1
         return True
@@ -446,7 +491,7 @@ class World:
 
     def relist(self) -> bool:
         """The watch was lost. What was in its queue may still come late."""
-        held = {uid for uid, tenant in self.ledger.tenants.items() if tenant.held}
+        held = {tenant.uid for tenant in self.ledger.tenants.values() if tenant.held}
         self.ledger.replace_nodes(self.nodes.values())
         self.ledger.replace_pods(self.pods.values())
         for node in [node for name, node in self.view.nodes.items() if name not in self.nodes]:
@@ -456,7 +501,7 @@ class World:
                 self.view.hear(Event(pod, gone=True))
             elif uid not in self.pods:
                 del self.view.pods[uid]
-        for thing in (*self.nodes.values(), *self.pods.values()):
+        for thing in self._everything():
             self.view.hear(Event(thing))
             self._settle(thing.metadata.uid)
         if self.random.random() < 0.5:
@@ -522,7 +567,7 @@ class World:
         return True
 
     def foreign(self) -> bool:
-        """A pod that somebody else bound: by the older system, by nodeName, or with a grant that is not its."""
+        """A pod that somebody else bound: by the older system, by nodeName, or with another's grant."""
         name = self.random.choice(list(self.nodes))
         waiting = [uid for uid, pod in self._live() if not pod.node and uid not in self.decided]
         if waiting and self.random.random() < 0.3:
@@ -557,7 +602,34 @@ class World:
         self._serve(uid)
         return True
 
+    def foreign_changes(self) -> bool:
+        """The older system writes its grant after the binding, or another one."""
+        others = [uid for uid, pod in self._live() if pod.node and uid not in self.decided]
+        if not others:
+            return False
+        uid = self.random.choice(others)
+        index, memory = str(self.random.randrange(CARDS)), str(CARD_GIB)
+        notes = {"id": index, "memory": memory, "memory-request": str(self.random.randint(1, 4))}
+        self._changed(uid, notes={f"enflame.com/gcu-device-{key}": value for key, value in notes.items()})
+        return True
+
     # What must always hold
+
+    def _check_choice(self, pod: Pod, request: PodRequest, decided: Grant) -> None:
+        """Each container gets what it asked for, of a card that is offered; worked out in another way."""
+        node = self.view.nodes[decided.node]
+        inventory = read_inventory(node.annotation(INVENTORY) or "")
+        healthy = {card.id: card for card in inventory.cards if card.healthy}
+        unit = inventory.dialects["gcushare"].unit
+        if not (node.metadata.labels or {}) or unit != self.ledger.majority_unit("gcushare"):
+            raise Violation(f"node {node.name} takes no pods, and {pod.key} goes there")
+        for asked, given in zip(request.containers, decided.containers, strict=True):
+            (share,) = given.shares
+            size = CARD_GIB * GIB if asked.ask.exclusive else asked.ask.memory.count * GIB // PER_GB[unit]
+            if (given.name, share.memory) != (asked.name, size) or share.card not in healthy:
+                raise Violation(f"container {asked.name} of {pod.key} gets {given}")
+        if [charge.memory for charge in charges(decided)] != [most_at_once(decided)]:
+            raise Violation(f"{pod.key} is charged {charges(decided)}")
 
     def _serve(self, uid: str) -> None:
         """The agent's part: what the pod's annotation gives to each container is what was decided for it."""
@@ -569,7 +641,9 @@ class World:
         if served != {container.name: container.shares for container in decided.containers}:
             raise Violation(f"{uid} is served {served}")
         asking = {
-            container.name for _, container in pod.containers() if container.resources and container.name != ""
+            container.name
+            for _, container in pod.containers()
+            if container.resources and container.name != ""
         }
         if not set(served) <= asking:
             raise Violation(f"{uid} has no container {set(served) - asking}")
@@ -579,8 +653,11 @@ class World:
         self._check_holds()
         self._check_served()
         folded = Ledger.fold(Dialects(), self.view.nodes.values(), self.view.pods.values())
-        for binding in self.bindings.values():
+        # Those beside come first: a pod's own hold stands where nothing was put aside after it.
+        for key, binding in sorted(self.bindings.items(), key=lambda item: "@" not in item[0]):
             folded.hold(binding.pod, binding.grant)
+            if key != binding.grant.uid:
+                folded.put_beside(binding.grant.uid)
         self._compare(folded, "what it was told")
 
     def _compare(self, folded: Ledger, of: str) -> None:
@@ -607,15 +684,17 @@ class World:
         full = False
         for card, used in memory.items():
             if used > self.memory[card] or compute[card] > 100 or (card in whole and pods[card] > 1):
-                raise Violation(f"card {card} is overfilled: {used} of {self.memory[card]}, {pods[card]} pods")
+                raise Violation(
+                    f"card {card} is overfilled: {used} of {self.memory[card]}, {pods[card]} pods"
+                )
             full = full or self.memory[card] - used < GIB // 1000
         self.full_steps += full
 
     def _check_holds(self) -> None:
-        for uid, binding in self.bindings.items():
-            tenant = self.ledger.tenants.get(uid)
+        for key, binding in self.bindings.items():
+            tenant = self.ledger.tenants.get(key)
             if tenant is None or not tenant.held or tenant.charges != charges(binding.grant):
-                raise Violation(f"the room held for {uid} is lost")
+                raise Violation(f"the room held for {key} is lost")
 
     def _check_served(self) -> None:
         """Whoever is bound without a grant of ours is served nothing of ours."""
@@ -685,6 +764,7 @@ OPERATIONS = {
     "label": 1,
     "node_again": 0.5,
     "foreign": 2,
+    "foreign_changes": 1,
     "container_restart": 3,
 }
 
@@ -706,8 +786,8 @@ class Report(Struct):
 
     def lines(self) -> list[str]:
         return [
-            f"histories: {self.histories} of at least {LEAST_OPERATIONS} operations on {NODES} nodes of {CARDS}"
-            f" cards, in {self.seconds:.0f} s",
+            f"histories: {self.histories} of at least {LEAST_OPERATIONS} operations,"
+            f" on {NODES} nodes of {CARDS} cards, in {self.seconds:.0f} s",
             f"bound_percent: {self.bound_percent:.1f} of {self.creates} creates",
             f"full cards: after {self.full_steps} of {self.steps} operations, in"
             f" {self.histories_with_full_cards} histories",
@@ -724,7 +804,9 @@ def run_one(seed: int, report: Report, say: Callable[[str], None] | None = None)
     except Violation as error:
         report.violations.append(f"python -m tests.core.histories --seed {seed}  # {error}")
     except Exception as error:
-        report.violations.append(f"python -m tests.core.histories --seed {seed}  # {type(error).__name__}: {error}")
+        report.violations.append(
+            f"python -m tests.core.histories --seed {seed}  # {type(error).__name__}: {error}"
+        )
     report.histories += 1
     report.operations.update(world.operations)
     report.creates += world.creates

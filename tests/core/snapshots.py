@@ -20,12 +20,15 @@ def snapshot(ledger: Ledger) -> object:
             state.exclusive,
             state.best_free,
             state.rank,
-            sorted(state.tenants),
+            sorted(tenant.uid for tenant in state.tenants.values()),
         )
         for name, state in ledger.nodes.items()
     }
-    tenants = {
-        uid: (
+    tenants = sorted(
+        (
+            tenant.uid,
+            tenant.held,
+            tenant.beside > 0,
             tenant.namespace,
             tenant.name,
             tenant.node,
@@ -33,12 +36,11 @@ def snapshot(ledger: Ledger) -> object:
             tenant.dialect,
             tenant.unit,
             tenant.created,
-            tenant.held,
             tenant.foreign is not None,
             tenant.problem,
         )
-        for uid, tenant in ledger.tenants.items()
-    }
+        for tenant in ledger.tenants.values()
+    )
     return nodes, tenants, {dialect: ledger.majority_unit(dialect) for dialect in ("gcushare",)}
 
 
@@ -50,5 +52,7 @@ def differences(one: object, other: object, path: str = "") -> Iterable[str]:
     elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
         for at, (left, right) in enumerate(zip(one, other, strict=True)):
             yield from differences(left, right, f"{path}/{at}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) != len(other):
+        yield f"{path}: {[each for each in (*one, *other) if (each in one) != (each in other)]}"
     elif one != other:
         yield f"{path}: {one!r} is not {other!r}"

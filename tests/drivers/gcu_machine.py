@@ -1,9 +1,10 @@
 """A machine with GCU cards, as a folder: sysfs, device nodes and a libefml that is compiled on the spot."""
 
-import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -56,7 +57,7 @@ class Machine:
     def install(self, *options: str) -> None:
         """Puts a library in place as a package does: a new file under the old name."""
         fresh = self.library.with_name("fresh")
-        compile_library(fresh, *options)
+        fresh.write_bytes(compiled(*options))
         fresh.replace(self.library)
 
     def pull(self, index: int) -> None:
@@ -90,22 +91,15 @@ class Machine:
         return self.sysfs / f"bus/pci/devices/0000:{GUIDE[index][0]}"
 
 
-def compile_library(target: Path, *options: str) -> None:
+@cache
+def compiled(*options: str) -> bytes:
+    """The stand-in's file. It is made once for each set of options, since there are many machines."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler (cc or gcc) here to build the stand-in for libefml")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Werror",
-        *options,
-        "-o",
-        str(target),
-        str(SOURCE),
-        "-ldl",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
-    assert done.returncode == 0, done.stderr
+    with TemporaryDirectory() as folder:
+        built = Path(folder) / "libefml.so"
+        command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", *options, "-o", str(built), str(SOURCE)]
+        done = subprocess.run([*command, "-ldl"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return built.read_bytes()

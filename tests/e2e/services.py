@@ -1,14 +1,16 @@
-"""Our services on the cluster under test: each under its own service account, with the manifests of deploy/."""
+"""Our services on the cluster under test, each under its own service account, with deploy's manifests."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
+from .lab.api import ApiError
 from .lab.cluster import Cluster
 from .lab.config import scheduler_config
 from .lab.process import Process
@@ -17,6 +19,16 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 GUIDE_NODE = ROOT / "examples" / "nodes" / "gcu-8x16.yaml"
 LABEL = "enflame.com/gcushare=true"
+
+
+class Seen(NamedTuple):
+    devices: list[str]
+    env: dict[str, str]
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    statuses = pod["status"].get("containerStatuses") or []
+    return bool(statuses) and all("running" in status["state"] for status in statuses)
 
 
 class Services:
@@ -45,22 +57,39 @@ class Services:
         entry = yaml.safe_load((DEPLOY / "kube-scheduler.yaml").read_text())["extenders"][0]
         return {**entry, "urlPrefix": self.http, **changes}
 
-    def start(self, *, agent: Sequence[str] = (), scheduler: Sequence[str] = ()) -> None:
+    def start(self, *, agent: Sequence[str] = (), scheduler: Sequence[str] = (), offered: int = 128) -> None:
         self.start_scheduler(*scheduler)
         self.start_agent(*agent)
+        self.use_extender(offered)
+
+    def use_extender(self, offered: int = 128) -> None:
+        """From here on kube-scheduler asks our service, and the node takes pods."""
         self.cluster.restart_scheduler(scheduler_config(self.extender()))
         self.cluster.kubectl("label", "node", self.cluster.node, LABEL, "--overwrite")
-        self.wait_offered()
+        self.wait_offered(amount=offered)
+
+    def stop(self) -> None:
+        """Ends both services, and gives kube-scheduler back its own configuration."""
+        for name in ("accelshare-agent", "accelshare-scheduler"):
+            process = self.cluster.processes.get(name)
+            if process is not None and process.running:
+                process.stop(timeout=10)
+        self.cluster.restart_scheduler(None)
 
     def start_scheduler(
-        self, *words: str, name: str = "accelshare-scheduler", server: str | None = None
+        self, *words: str, name: str = "accelshare-scheduler", through: int | None = None
     ) -> Process:
+        """through: the port of a proxy before the API server."""
         identity = self.scheduler_identity
+        if through is not None:
+            identity = self.cluster.service_account(
+                "accelshare", "accelshare-scheduler", server=f"https://127.0.0.1:{through}"
+            )
         process = self.cluster.run(
             name,
             [
                 *(sys.executable, "-m", "accelshare", "scheduler", "--kubeconfig", str(identity.kubeconfig)),
-                *("--http", f"127.0.0.1:{self.http_port}", "--no-tls", "--signing-key", str(self.key)),
+                *("--http", f"127.0.0.1:{self.http_port}", "--signing-key", str(self.key)),
                 *words,
             ],
         )
@@ -84,7 +113,9 @@ class Services:
     def wait_offered(self, resource: str = "enflame.com/gcu-memory", amount: int = 128) -> None:
         def offered() -> bool:
             node = self.cluster.api("GET", f"/api/v1/nodes/{self.cluster.node}")
-            return bool(node["status"]["allocatable"].get(resource) == str(amount))
+            inventory = json.loads(node["metadata"]["annotations"].get("accelshare.io/inventory", "{}"))
+            open_to_all = not inventory.get("problem", "") and not inventory.get("leaving", False)
+            return open_to_all and bool(node["status"]["allocatable"].get(resource) == str(amount))
 
         self.cluster.wait(offered, f"{amount} of {resource}")
 
@@ -102,6 +133,82 @@ class Services:
             return json.loads(done.stdout)
         except ValueError:
             return done.stdout or "empty"
+
+    # Pods
+
+    def create(self, namespace: str, *pods: dict[str, Any]) -> None:
+        for pod in pods:
+            self.cluster.api("POST", f"/api/v1/namespaces/{namespace}/pods", pod)
+
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.api("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        return found
+
+    def running(self, namespace: str, *names: str, timeout: float = 30) -> None:
+        for name in names:
+            self.cluster.wait(partial(self._is_running, namespace, name), f"{name} to run", timeout)
+
+    def _is_running(self, namespace: str, name: str) -> bool:
+        return is_running(self.pod(namespace, name))
+
+    def delete(self, namespace: str, name: str) -> None:
+        self.cluster.api("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def gone(self, namespace: str, *names: str) -> None:
+        for name in names:
+            self.cluster.wait(partial(self._is_gone, namespace, name), f"{name} to be gone", 60)
+
+    def _is_gone(self, namespace: str, name: str) -> bool:
+        try:
+            self.pod(namespace, name)
+        except ApiError as error:
+            return error.status == 404
+        return False
+
+    def card_ids(self) -> list[str]:
+        """The ids of the node's cards, by index."""
+        node = self.cluster.api("GET", f"/api/v1/nodes/{self.cluster.node}")
+        inventory = json.loads(node["metadata"]["annotations"]["accelshare.io/inventory"])
+        return [card["id"] for card in inventory["cards"]]
+
+    def device_list_bytes(self, resource: str) -> int:
+        """How long the list is that kubelet was told of a resource, by the ids in its checkpoint."""
+        path = self.cluster.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+        ids = json.loads(path.read_text())["Data"]["RegisteredDevices"][resource]
+        # Tag and length of the device, of its id and of its health, and the word Healthy.
+        return sum(len(name) + 13 for name in ids)
+
+    def refused(self, namespace: str, name: str) -> str:
+        """What kube-scheduler says about a pod that waits."""
+
+        def message() -> str:
+            events = self.cluster.api("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+            said = [
+                event.get("message") or event.get("note", "")
+                for event in events
+                if event["reason"] == "FailedScheduling" and event["involvedObject"]["name"] == name
+            ]
+            return said[-1] if said else ""
+
+        found: str = self.cluster.wait(message, f"an event that says why {name} waits")
+        return found
+
+    def annotations(self, namespace: str, name: str, until: tuple[str, str] | None = None) -> dict[str, str]:
+        def read() -> dict[str, str] | None:
+            found: dict[str, str] = self.pod(namespace, name)["metadata"].get("annotations", {})
+            return found if until is None or found.get(until[0]) == until[1] else None
+
+        answer: dict[str, str] = self.cluster.wait(read, f"annotation {until} of {name}")
+        return answer
+
+    def sees(self, namespace: str, name: str) -> Seen:
+        """What the container finds: its device nodes and what its environment says of its grant."""
+        text = self.cluster.kubectl(
+            *("exec", "-n", namespace, name, "--", "sh", "-c", "ls /dev; echo --; env")
+        )
+        devices, _, environment = text.partition("--\n")
+        variables = dict(line.partition("=")[::2] for line in environment.splitlines())
+        return Seen([name for name in devices.split() if name.startswith("gcu")], variables)
 
     def _keys(self) -> tuple[Path, Path]:
         key, public = self.folder / "grant.key", self.folder / "grant.pub"

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,24 +189,46 @@ def test_a_cluster_leaves_nothing(machine: Machine) -> None:
     assert not cluster.directory.exists()
 
 
-def test_what_a_killed_run_leaves_is_removed_by_the_next(machine: Machine) -> None:
+def test_what_a_killed_run_leaves_is_removed_by_the_next(machine: Machine, tmp_path: Path) -> None:
     machine.free()
-    before = host.Snapshot.take()
-    harness = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.lab.cluster"], cwd=_ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert harness.stdout is not None
-    with harness.stdout:
-        assert "ready" in harness.stdout.readline()
-    os.kill(harness.pid, signal.SIGKILL)
-    harness.wait()
-    left = before.differences(host.Snapshot.take())
+    with host.machine(tmp_path / "before"):
+        before = host.Snapshot.take()
 
-    with Cluster(machine.programs, nodes=0) as other:
-        assert other.traces() != []  # a control plane alone does not touch what a killed node left
-    with host.machine(Path("/nonexistent")):
+    with _harness() as harness:
+        os.kill(harness.pid, signal.SIGKILL)
+    left = before.differences(host.Snapshot.take())
+    with host.machine(tmp_path / "next"):
         after = host.Snapshot.take()
 
-    assert any("kubepods" in line for line in left)
-    assert any("/var/lib/kubelet" in line for line in left)
+    for kind in ("mounts: left /var/lib/kubelet", "cgroups: left", "hosts: left", "processes: left"):
+        assert any(line.startswith(kind) for line in left)
     assert before.differences(after) == []
+
+
+def test_what_a_killed_run_leaves_is_removed_by_hand(tmp_path: Path) -> None:
+    """And not before it was killed."""
+    directory = tmp_path / "run"
+    clean = [sys.executable, "-m", "tests.e2e.lab.cluster", f"--clean={directory}"]
+
+    with _harness("--nodes=0", f"--directory={directory}") as harness:
+        early = subprocess.run(clean, cwd=_ROOT, capture_output=True, text=True, check=False)
+        os.kill(harness.pid, signal.SIGKILL)
+    late = subprocess.run(clean, cwd=_ROOT, capture_output=True, check=False)
+
+    assert "belongs to a living process" in early.stderr
+    assert late.returncode == 0
+    assert not directory.exists()
+    assert [line for line in host.Snapshot.take().processes if str(directory) in line] == []
+
+
+@contextmanager
+def _harness(*options: str) -> Iterator["subprocess.Popen[str]"]:
+    """Another process that has started a cluster."""
+    command = [sys.executable, "-m", "tests.e2e.lab.cluster", *options]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        try:
+            assert any(line.startswith("ready") for line in harness.stdout)
+            yield harness
+        finally:
+            harness.kill()

@@ -140,7 +140,7 @@ class World:
 
 def play(body: Callable[[World], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with StubApi() as api, Client(api.config, "test") as client, asyncio.timeout(20):
+        async with StubApi() as api, Client(api.config, "test") as client, asyncio.timeout(60):
             world = World(api, client)
             try:
                 await body(world)

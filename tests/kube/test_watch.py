@@ -91,7 +91,7 @@ async def running(reflector: Reflector[Pod]) -> AsyncIterator[asyncio.Task[None]
 
 def play(lists: list[Scripted], watches: list[Scripted], body: Callable[[Scene], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with StubApi() as api, Client(api.config, "test") as client, asyncio.timeout(20):
+        async with StubApi() as api, Client(api.config, "test") as client, asyncio.timeout(60):
             await body(Scene(api, client, lists, watches))
 
     asyncio.run(whole())
@@ -227,6 +227,7 @@ PASSING: dict[str, Scripted] = {
     "a right that is missing for a while": status(403, "Forbidden", "no"),
     "an ERROR event with 500": Stream([line("ERROR", {"code": 500, "message": "etcd is away"})], "hang"),
     "a watch that ends at once": Stream([]),
+    "a watch that is dropped at once": Stream([], "drop"),
 }
 
 
@@ -347,16 +348,31 @@ def test_an_item_of_a_list_that_cannot_be_decoded_is_counted() -> None:
     play([object_list([pod("a"), pod("bad", containers=1)], "5")], [HANG], body)
 
 
-def test_a_silent_connection_is_taken_for_dead() -> None:
-    """A peer that lost power says nothing; the next watch resumes."""
+@pytest.mark.parametrize("probe", [object_list([pod("x")], "7", "more"), Answer(500)])
+def test_a_silent_connection_is_taken_for_dead(probe: Scripted) -> None:
+    """A peer that lost power says nothing; the next watch resumes, if the server has come as far as we."""
 
     async def body(scene: Scene) -> None:
         reflector = scene.reflector(silence=0.1)
         async with running(reflector):
             await scene.expect(("REPLACE", [], "5"), ("ADDED", "a", "6"))
             assert (reflector.relists, reflector.reconnects) == (0, 1)
+            assert scene.resumed_from() == ["5", "5"]
 
-    play([object_list([], "5")], [HANG, Stream([line("ADDED", pod("a", "6"))], "hang")], body)
+    play([object_list([], "5"), probe], [HANG, Stream([line("ADDED", pod("a", "6"))], "hang")], body)
+
+
+def test_a_version_the_server_has_not_reached_is_given_up() -> None:
+    """A server restored from a backup accepts the watch and says nothing."""
+
+    async def body(scene: Scene) -> None:
+        reflector = scene.reflector(silence=0.1)
+        async with running(reflector):
+            await scene.expect(("REPLACE", [], "500"), ("REPLACE", ["a"], "5"))
+            assert scene.resumed_from()[0] == "500"
+            assert reflector.relists == 1
+
+    play([object_list([], "500"), object_list([pod("a")], "5")], [HANG], body)
 
 
 def test_how_fresh_the_view_is_can_be_told() -> None:

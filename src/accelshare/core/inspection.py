@@ -90,7 +90,9 @@ def with_cards(ledger: Ledger) -> list[str]:
 def _node(state: NodeState) -> InspectedNode:
     inventory = state.inventory
     fronts = inventory.dialects if inventory else {}
-    tenants = sorted(state.tenants.values(), key=lambda tenant: (tenant.created, tenant.namespace, tenant.name))
+    tenants = sorted(
+        state.tenants.values(), key=lambda tenant: (tenant.created, tenant.namespace, tenant.name)
+    )
     return InspectedNode(
         name=state.name,
         driver=inventory.driver if inventory else "",

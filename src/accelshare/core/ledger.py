@@ -61,14 +61,14 @@ class Tenant(Struct, kw_only=True):
     created: str = ""
     version: int = 0  # the pod's resourceVersion when last looked at
     held: bool = False  # decided by us, not yet seen bound
-    beside: bool = False  # a hold whose outcome is in doubt while the same pod is held elsewhere too
+    beside: int = 0  # number of a hold whose outcome is in doubt while the same pod is held elsewhere too
     foreign: Pod | None = None  # granted by another system: read anew when the inventory changes
     problem: str = ""  # why it takes no room although it is bound and asks
 
     @property
     def key(self) -> str:
-        """What the ledger knows it by: a pod has one tenant, and one for each hold that is in doubt beside."""
-        return f"{self.uid}@{self.node}" if self.beside else self.uid
+        """What the ledger knows it by. Holds in doubt beside a pod's own tenant have keys of their own."""
+        return f"{self.uid}@{self.beside}" if self.beside else self.uid
 
 
 class NodeState:
@@ -280,7 +280,8 @@ class Ledger:
         tenant = self.tenants.pop(uid)
         tenants = self.nodes[tenant.node].tenants
         del tenants[uid]
-        tenant.beside = True
+        while not tenant.beside or tenant.key in self.tenants:
+            tenant.beside += 1
         self.tenants[tenant.key] = tenants[tenant.key] = tenant
         return tenant.key
 

@@ -63,7 +63,7 @@ class Group(Struct, frozen=True):
     cards: int = 1
 
 
-class Shape(Struct, frozen=True):
+class Shape(Struct, frozen=True, cache_hash=True):
     """All that placement needs to know. Pods that ask alike have equal shapes, whatever they are called."""
 
     dialect: str

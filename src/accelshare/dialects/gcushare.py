@@ -33,6 +33,7 @@ _REFUSALS = {
     Reason.NOT_OFFERED: "node takes no gcushare pods: label enflame.com/gcushare=true or agent is missing",
     Reason.NO_AGENT: "node has no accelshare agent that reports its cards",
     Reason.UNKNOWN_NODE: "node is not in accelshare's ledger yet",
+    Reason.OTHER_UNIT: "node counts gcu-memory in another unit than most nodes",
     Reason.NO_SLOT: "pod lacks the accelshare.io/slot that counted nodes need: create it again",
 }
 

@@ -85,6 +85,7 @@ class Cluster:
         self._keeper: threading.Thread | None = None
         self._fake_nodes: FakeNodes | None = None
         self._before: host.Snapshot | None = None
+        self._left: list[str] = []
         self._client: Api | None = None
 
     # --- up and down ----------------------------------------------------------------------------------------
@@ -125,27 +126,26 @@ class Cluster:
 
     def close(self) -> None:
         """Services get SIGTERM and three seconds; all else ends at once, and nothing of it stays."""
-        self._closing.set()
-        if self._fake_nodes is not None:
-            self._fake_nodes.stop()
-        if self._keeper is not None:
-            self._keeper.join()
-        for name, process in self.processes.items():
-            if name not in config.DAEMONS:
-                process.stop(timeout=3)
-        if self._client is not None:
-            self._client.close()
-        self._keep_logs()
-        host.clean(self.directory)
-        for process in self.processes.values():
-            process.kill()  # dead already: this reaps it
-        self._held.close()
+        with self._held:  # the next cluster may start when this one is gone, or has failed to go
+            self._closing.set()
+            if self._fake_nodes is not None:
+                self._fake_nodes.stop()
+            if self._keeper is not None:
+                self._keeper.join()
+            for name, process in self.processes.items():
+                if name not in config.DAEMONS:
+                    process.stop(timeout=3)
+            if self._client is not None:
+                self._client.close()
+            self._keep_logs()
+            host.clean(self.directory)
+            for process in self.processes.values():
+                process.kill()  # dead already: this reaps it
+            self._left = self._compare()
 
     def traces(self) -> list[str]:
-        """What of this cluster is still to be seen on the machine; to be asked after close()."""
-        if self._before is None:
-            return []
-        return self._before.differences(host.Snapshot.take())
+        """What of this cluster was still to be seen on the machine when close() was done with it."""
+        return self._left
 
     # --- asking the API server ------------------------------------------------------------------------------
 
@@ -363,6 +363,9 @@ class Cluster:
             raise LabError(
                 "a cluster with a node needs root: it mounts, makes control groups and network name spaces"
             )
+        # The longest socket is one of containerd's; the kernel takes no longer path.
+        if self._nodes and len(f"{self.cri_socket}.ttrpc") > 107:
+            raise LabError(f"{self.directory} is too long a path for unix sockets: choose a shorter one")
         if self._nodes:
             self._held.enter_context(host.machine(self.directory))
             # A second start in the same directory finds it cleaned away together with the first.
@@ -401,7 +404,10 @@ class Cluster:
         self._wait_ready(lambda: self.api("GET", "/readyz") == "ok", "apiserver")
 
     def _start_controllers(self) -> None:
-        self._start("controllers", config.controllers_flags(self.bin, self._pki, self._ports, self._gates))
+        self._start(
+            "controllers",
+            config.controllers_flags(self.bin, self.directory, self._pki, self._ports, self._gates),
+        )
 
     def _start_runtime(self) -> None:
         with ThreadPoolExecutor() as pool:
@@ -478,13 +484,17 @@ class Cluster:
                 raise
 
     def _empty(self, namespace: str) -> None:
-        """Owners go first, so that no pod is made anew; without grace, since fake nodes confirm nothing."""
+        """Owners go first, so that no pod is made anew. A kubelet gets a second for each pod and confirms its
+        end; where there is none, nobody confirms anything and the object has to go at once."""
         kinds = "deployments,daemonsets,statefulsets,replicasets,jobs"
         self.kubectl("-n", namespace, "delete", kinds, "--all", "--wait=false")
         pods = f"/api/v1/namespaces/{namespace}/pods"
+        seconds = 1 if "kubelet" in self.processes and self.processes["kubelet"].running else 0
+        here, elsewhere = f"spec.nodeName%3D{self.node}", f"spec.nodeName!%3D{self.node}"
 
         def gone() -> bool:
-            self.api("DELETE", f"{pods}?gracePeriodSeconds=0")
+            self.api("DELETE", f"{pods}?gracePeriodSeconds={seconds}&fieldSelector={here}")
+            self.api("DELETE", f"{pods}?gracePeriodSeconds=0&fieldSelector={elsewhere}")
             return not self.api("GET", pods)["items"]
 
         self.wait(gone, f"the pods of {namespace} to be gone")
@@ -499,6 +509,13 @@ class Cluster:
         if self._client is None:
             raise LabError("the cluster has not been started")
         return self._client
+
+    def _compare(self) -> list[str]:
+        if self._before is None:
+            return []
+        left = self._before.differences(host.Snapshot.take())
+        # Without a node the machine is not ours alone: what came up meanwhile may be another cluster's.
+        return left if self._nodes else [line for line in left if str(self.directory) in line]
 
     # --- the machine ----------------------------------------------------------------------------------------
 

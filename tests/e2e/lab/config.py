@@ -103,7 +103,7 @@ def api_server_flags(bin_dir: Path, pki: Pki, ports: Ports, gates: Gates) -> lis
     return _command(bin_dir / "kube-apiserver", flags, gates)
 
 
-def controllers_flags(bin_dir: Path, pki: Pki, ports: Ports, gates: Gates) -> list[str]:
+def controllers_flags(bin_dir: Path, directory: Path, pki: Pki, ports: Ports, gates: Gates) -> list[str]:
     flags = {
         **_serving(pki, "controllers", ports["controllers"]),
         "kubeconfig": pki["controllers.kubeconfig"],
@@ -116,6 +116,8 @@ def controllers_flags(bin_dir: Path, pki: Pki, ports: Ports, gates: Gates) -> li
         "allocate-node-cidrs": "false",
         # A new node stays tainted until the second look at it; by default looks are 5 s apart.
         "node-monitor-period": "500ms",
+        # Its default lies outside of the cluster's directory, and is made at the start.
+        "flex-volume-plugin-dir": f"{directory}/volume-plugins",
         # Hundreds of nodes lose their taint one request at a time.
         "kube-api-qps": 500,
         "kube-api-burst": 1000,

@@ -72,6 +72,7 @@ class Snapshot:
     hosts: tuple[str, ...]
     folders: tuple[str, ...]
     processes: tuple[str, ...]
+    """Only those whose run is over: another cluster may live beside this one."""
 
     @staticmethod
     def take() -> "Snapshot":
@@ -83,7 +84,7 @@ class Snapshot:
             links=tuple(sorted(os.listdir("/sys/class/net"))),
             hosts=tuple(_HOSTS.read_text().splitlines()),
             folders=tuple(sorted(str(path) for folder in _FOLDERS for path in _folder_and_entries(folder))),
-            processes=tuple(sorted(f"{pid} {command}" for pid, command in _marked_processes())),
+            processes=tuple(sorted(_orphans())),
         )
 
     def differences(self, later: "Snapshot") -> list[str]:
@@ -98,15 +99,20 @@ class Snapshot:
 
 def claim(directory: Path, node: str | None) -> Snapshot:
     """Opens the journal of a run. With a node's name, makes the machine ready for its kubelet."""
+    if any(directory.iterdir()):
+        raise LabError(f"{directory} is not empty, and a cluster takes its directory away at the end")
     before = Snapshot.take()
     if node is not None:
         _refuse_second_kubelet(before)
     owner = {"pid": os.getpid(), "start": start_time(os.getpid())}
     journal = {"owner": owner, "node": node, "before": asdict(before)}
-    (directory / _JOURNAL).write_text(json.dumps(journal))
+    # By renaming, so that it is whole whenever it is there.
+    (directory / "lab.new").write_text(json.dumps(journal))
+    (directory / "lab.new").rename(directory / _JOURNAL)
     if node is not None:
+        ended = "" if _HOSTS.read_bytes().endswith(b"\n") else "\n"
         with _HOSTS.open("a") as hosts:
-            hosts.write(f"127.0.0.1 {node} {_hosts_mark(directory)}\n")
+            hosts.write(f"{ended}127.0.0.1 {node} {_hosts_mark(directory)}\n")
         _mount_kubelet(directory / "kubelet")
     return before
 
@@ -153,23 +159,30 @@ def clean_dead_run(directory: Path) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Ends all processes of a run, undoes what it did and removes its directory. Repeatable."""
+    """Ends all processes of a run, undoes what it did and removes its directory. Repeatable.
+
+    A control plane alone changed nothing outside of its directory, and may run beside a cluster that did:
+    what is new on the machine since then is not its own.
+    """
     journal = _read_journal(directory)
-    before = None if journal is None else Snapshot(**{k: tuple(v) for k, v in journal["before"].items()})
-    kubepods = [] if before is None or journal is None or journal["node"] is None else _our_cgroups(before)
+    before = None
+    if journal is not None and journal["node"] is not None:
+        before = Snapshot(**{name: tuple(lines) for name, lines in journal["before"].items()})
+    kubepods = [] if before is None else _our_cgroups(before)
     _end_processes(directory, kubepods)
     sockets = _shim_sockets(directory)
-    for mount in sorted(_mounts_of(directory, before), reverse=True):
-        if subprocess.run(["umount", mount], capture_output=True, check=False).returncode:
-            subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
-    for cgroup in kubepods:
-        _remove_cgroup(cgroup)
-    _remove_files(directory, sockets)
+    _unmount(directory, before)
     if before is not None:
+        for cgroup in kubepods:
+            _remove_cgroup(cgroup)
+        _remove_files(directory, sockets)
         _remove_new_folders(before)
         restore_sysctls(before, _SYSCTLS)
         _wait(lambda: not _new(before.links, os.listdir("/sys/class/net")), 5)
-    shutil.rmtree(directory, ignore_errors=True)
+    if journal is not None:  # else no run began there, and what is in it is somebody's
+        shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def restore_sysctls(before: Snapshot, keys: Iterable[str] = KUBELET_SYSCTLS) -> None:
@@ -221,21 +234,39 @@ def _folder_and_entries(folder: Path) -> list[Path]:
     return [folder] if folder == KUBELET else [folder, *folder.glob("*")]
 
 
-def _marked_processes(directory: Path | None = None) -> list[tuple[int, str]]:
-    """Processes that carry the marker of this directory (or of any), except this one."""
-    wanted = f"{MARKER}={directory or ''}".encode()
+def _orphans() -> list[str]:
+    """The processes of runs that are over."""
+    marked = _marked_processes()
+    over = {run for run in {run for _, run in marked} if not _lives(Path(run))}
+    return [f"{pid} {_command(pid)} (of {run})" for pid, run in marked if run in over]
+
+
+def _marked_processes() -> list[tuple[int, str]]:
+    """All processes of all runs with the directory of each; this process is none of them."""
+    prefix = f"{MARKER}=".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             environment = (entry / "environ").read_bytes().split(b"\0")
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue  # gone in the meantime
-        if any(word == wanted or (directory is None and word.startswith(wanted)) for word in environment):
-            found.append((int(entry.name), command.strip()))
+        found += [
+            (int(entry.name), w.removeprefix(prefix).decode()) for w in environment if w.startswith(prefix)
+        ]
     return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return "(gone)"
+
+
+def _lives(directory: Path) -> bool:
+    return (directory / _JOURNAL).exists() and _owned(directory / _JOURNAL)
 
 
 # --- up -----------------------------------------------------------------------------------------------------
@@ -295,7 +326,7 @@ def _owned(journal: Path) -> bool:
     try:
         owner = json.loads(journal.read_text())["owner"]
     except (OSError, ValueError):
-        return True  # being written or being removed: somebody is at it
+        return True  # just being removed: somebody is at it
     return bool(start_time(owner["pid"]) == owner["start"])
 
 
@@ -311,7 +342,7 @@ def _end_processes(directory: Path, kubepods: list[Path]) -> None:
     recorded = _recorded(directory)
     _kill(lambda: [recorded[name] for name in ("kubelet", "containerd") if name in recorded])
     _kill(lambda: [pid for cgroup in kubepods for pid in _cgroup_pids(cgroup)])
-    _kill(lambda: [*recorded.values(), *(pid for pid, _ in _marked_processes(directory))])
+    _kill(lambda: [*recorded.values(), *(pid for pid, run in _marked_processes() if run == str(directory))])
 
 
 def _recorded(directory: Path) -> dict[str, int]:
@@ -357,6 +388,15 @@ def _shim_sockets(directory: Path) -> list[Path]:
     return found
 
 
+def _unmount(directory: Path, before: Snapshot | None) -> None:
+    for mount in sorted(_mounts_of(directory, before), reverse=True):
+        if subprocess.run(["umount", mount], capture_output=True, check=False).returncode:
+            subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+    if left := _mounts_of(directory, before):
+        # What is mounted there may be somebody's folder, and the next step would empty it.
+        raise LabError(f"cannot unmount {', '.join(left)}; {directory} stays")
+
+
 def _mounts_of(directory: Path, before: Snapshot | None) -> list[str]:
     ours = [f"{directory}/"]
     if before is not None and str(KUBELET) not in before.mounts:
@@ -389,9 +429,8 @@ def _remove_files(directory: Path, sockets: list[Path]) -> None:
     lines = _HOSTS.read_text().splitlines(keepends=True)
     kept = [line for line in lines if not line.rstrip("\n").endswith(_hosts_mark(directory))]
     if kept != lines:
-        _HOSTS.write_text(
-            "".join(kept)
-        )  # in place: in a container this file is a mount and cannot be replaced
+        # In place: in a container this file is a mount and cannot be replaced.
+        _HOSTS.write_text("".join(kept))
 
 
 def _remove_new_folders(before: Snapshot) -> None:

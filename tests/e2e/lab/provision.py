@@ -41,8 +41,7 @@ class Component:
     package: str
     seconds: int
     """How long it takes on two cores with nothing in go's cache, in the order below; the first program of a
-    set
-    compiles most of what the others need too."""
+    set compiles most of what the others need too."""
 
     @property
     def version(self) -> str:
@@ -52,14 +51,14 @@ class Component:
 _K8S = "k8s.io/kubernetes/cmd"
 _CONTAINERD = "github.com/containerd/containerd/v2/cmd"
 COMPONENTS = (
-    Component("kube-apiserver", "k8s", f"{_K8S}/kube-apiserver", 300),
-    Component("kube-controller-manager", "k8s", f"{_K8S}/kube-controller-manager", 70),
-    Component("kube-scheduler", "k8s", f"{_K8S}/kube-scheduler", 25),
-    Component("kubelet", "k8s", f"{_K8S}/kubelet", 90),
-    Component("kubectl", "k8s", f"{_K8S}/kubectl", 55),
-    Component("containerd", "containerd", f"{_CONTAINERD}/containerd", 100),
-    Component("containerd-shim-runc-v2", "containerd", f"{_CONTAINERD}/containerd-shim-runc-v2", 10),
-    Component("ctr", "containerd", f"{_CONTAINERD}/ctr", 15),
+    Component("kube-apiserver", "k8s", f"{_K8S}/kube-apiserver", 350),
+    Component("kube-controller-manager", "k8s", f"{_K8S}/kube-controller-manager", 145),
+    Component("kube-scheduler", "k8s", f"{_K8S}/kube-scheduler", 10),
+    Component("kubelet", "k8s", f"{_K8S}/kubelet", 20),
+    Component("kubectl", "k8s", f"{_K8S}/kubectl", 30),
+    Component("containerd", "containerd", f"{_CONTAINERD}/containerd", 95),
+    Component("containerd-shim-runc-v2", "containerd", f"{_CONTAINERD}/containerd-shim-runc-v2", 2),
+    Component("ctr", "containerd", f"{_CONTAINERD}/ctr", 5),
 )
 _MODULES = Path(__file__).parent / "modules"
 _VERSION_VARIABLES = "k8s.io/component-base/version"
@@ -71,9 +70,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "containernetworking-plugins": ("/usr/lib/cni/ptp", "/opt/cni/bin/ptp", "/usr/libexec/cni/ptp"),
     "busybox-static": ("busybox",),
     "gcc": ("gcc",),
-    "libc6-dev": tuple(
-        f"/usr/lib{place}/libc.a" for place in ("/x86_64-linux-gnu", "/aarch64-linux-gnu", "64")
-    ),
+    "libc6-dev": tuple(f"/usr/lib{p}/libc.a" for p in ("/x86_64-linux-gnu", "/aarch64-linux-gnu", "64")),
     "openssl": ("openssl",),
     "mount": ("mount",),
 }
@@ -102,6 +99,8 @@ def build(components: Sequence[Component] = COMPONENTS) -> Path:
         wanted = [component for component in components if not _as_pinned(folder, component)]
         if wanted:
             go = _find_go()
+            for left in folder.parent.glob(".build-*"):  # of a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".build-", dir=folder.parent) as scratch:
                 built = Path(scratch) / "bin"
                 if folder.is_dir():

@@ -14,7 +14,7 @@ from grpc import aio
 
 from accelshare.core.container import DeviceNode, Mount
 from accelshare.core.errors import BadInput, GrantRefused, NotReady
-from accelshare.kube.kubelet.host import PluginHost, unlink_stale
+from accelshare.kube.kubelet.host import Keeper, PluginHost, unlink_stale
 from accelshare.kube.kubelet.plugin import (
     MAX_LIST_BYTES,
     AllocateAnswer,
@@ -22,7 +22,7 @@ from accelshare.kube.kubelet.plugin import (
     device_chunk,
 )
 from accelshare.kube.kubelet.protos import deviceplugin_pb2 as pb
-from tests.kube.kubelet.fake_kubelet import FakeKubelet, fake_kubelet, short_directory
+from tests.kube.kubelet.fake_kubelet import PATIENCE_S, FakeKubelet, fake_kubelet, short_directory
 
 RESOURCE = "enflame.com/gcu-memory"
 
@@ -269,19 +269,56 @@ def test_pre_start_hands_on_the_ids() -> None:
 
 def test_nothing_is_registered_before_it_has_devices() -> None:
     """kubelet would know the resource and fail every pod that asks for it."""
+    server = make()
+    keeper = Keeper(server, lambda: 0.5, lambda: 0.0)
+    assert not keeper.due((1, 1))
+    server.publish([device_chunk(["a"])])
+    assert keeper.due((1, 1))
+
+
+def test_a_first_list_is_registered_at_once() -> None:
+    """Its publishing wakes the host, which would else look only now and then."""
 
     async def scenario() -> None:
         async with fake_kubelet() as kubelet:
-            empty, full = make(resource="a.com/empty"), make(resource="a.com/full")
-            full.publish([device_chunk(["a"])])
-            async with hosted(kubelet, empty, full):
-                await kubelet.plugin()
-                empty.publish([device_chunk(["b"])])
-                await kubelet.plugin(2)
-                names = [plugin.request.resource_name for plugin in kubelet.registered]
-                assert names == ["a.com/full", "a.com/empty"]
+            server = make()
+            host = PluginHost(kubelet.directory, [server], poll=3600)
+            running = asyncio.create_task(host.run())
+            await asyncio.sleep(0)  # it has begun and found nothing to do
+            server.publish([device_chunk(["a"])])
+            await kubelet.plugin()
+            await host.stop(0)
+            await running
 
     in_loop(scenario)
+
+
+def test_pauses_grow_from_one_failure_to_the_next_up_to_a_limit() -> None:
+    """Half a factor of chance is in each, so that a node's plugins do not come together."""
+    now = 0.0
+    server = make()
+    server.publish([device_chunk(["a"])])
+    keeper = Keeper(server, lambda: 0.5, lambda: now)
+    pauses = []
+    for _ in range(9):
+        assert keeper.due((1, 1))
+        keeper.failed("no")
+        began = now
+        while not keeper.due((1, 1)):
+            now += 0.25
+        pauses.append(now - began)
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+
+
+def test_a_new_kubelet_is_asked_at_once_whatever_the_old_one_said() -> None:
+    """It has refused nothing yet."""
+    server = make()
+    server.publish([device_chunk(["a"])])
+    keeper = Keeper(server, lambda: 0.5, lambda: 0.0)
+    assert keeper.due((1, 1))
+    keeper.failed("no")
+    assert not keeper.due((1, 1))
+    assert keeper.due((1, 2))
 
 
 def test_after_a_restart_of_kubelet_a_plugin_registers_on_a_new_socket() -> None:
@@ -310,10 +347,14 @@ def test_a_socket_that_vanished_is_replaced() -> None:
             server.publish([device_chunk(["a"])])
             async with hosted(kubelet, server):
                 first = await kubelet.plugin()
+                kubelet.hold = asyncio.Event()
                 (kubelet.directory / first.request.endpoint).unlink()
+                await kubelet.until(
+                    lambda: first.ended
+                )  # before the new one, whose end it would be up to 1.36
+                kubelet.hold.set()
                 second = await kubelet.plugin(2)
                 assert (kubelet.directory / second.request.endpoint).is_socket()
-                await kubelet.until(lambda: first.ended)
 
     in_loop(scenario)
 
@@ -439,11 +480,12 @@ def test_leaving_gives_up_a_registration_that_is_on_its_way() -> None:
             kubelet.hold = asyncio.Event()
             server = make()
             server.publish([device_chunk(["a"])])
-            host = PluginHost(kubelet.directory, [server], poll=0.02)
+            host = PluginHost(kubelet.directory, [server], register_timeout=3600)
             running = asyncio.create_task(host.run())
             await kubelet.until(lambda: kubelet.asked == 1)
             host.leave()
-            await running
+            async with asyncio.timeout(PATIENCE_S):
+                await running
             assert list(kubelet.directory.glob("accelshare-*")) == []
 
     in_loop(scenario)

@@ -6,7 +6,7 @@ The rules:
 
     - Whatever ends a watch (its own time, a dropped connection, silence, a server that restarts), the next
       one resumes from the last resource version: a list costs the server far more.
-    - Listed anew is only what cannot be resumed: a version the server has forgotten (410) or does not know,
+    - Listed anew is only what cannot be resumed: a version the server has forgotten (410) or not yet reached,
       or a stream that cannot be understood. Before that comes a random pause, since thousands of agents lose
       the same server in the same second.
     - The same event may come twice, and a list may say what events said before: what the callbacks do must
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
-# The server sends a bookmark about once a minute, so a connection silent for longer than this is taken for
-# dead: a peer that lost power sends no FIN. On an old server a kind that nobody touches has no bookmarks
-# either; then this costs one resumed watch each time.
+# The server sends bookmarks about once a minute while anything of the kind changes, so a connection silent
+# for longer than this is taken for dead: a peer that lost power sends no FIN. A kind that nobody touches has
+# no bookmarks either (as seen on 1.37); then this costs one resumed watch and one tiny list each time.
 SILENCE_SECONDS = 90.0
 
 FIRST_PAUSE = 0.1
@@ -143,6 +143,7 @@ class Reflector(Generic[T]):
         self._rng = rng or random.Random()  # noqa: S311
         self._backoff = Backoff(self._rng)
         self._opened_at: float | None = None
+        self._spoke = False
         self.synced = asyncio.Event()
         self.connected = False
         self.last_contact: float | None = None
@@ -197,11 +198,10 @@ class Reflector(Generic[T]):
             version = self.resource_version
             try:
                 await self._watch_once()
-            except Gone as failure:
-                raise _Relist(failure.message or "its version is gone") from failure
             except ApiError as failure:
-                if _version_unknown(failure):
-                    raise _Relist(failure.message) from failure
+                why = await self._why_not_resume(failure)
+                if why:
+                    raise _Relist(why) from failure
                 self._reset_if_it_worked(version)
                 await self._wait(failure)
             else:
@@ -217,6 +217,29 @@ class Reflector(Generic[T]):
             self._backoff.reset()
         return worked
 
+    async def _why_not_resume(self, failure: ApiError) -> str:
+        """Empty where it can go on from the version that we hold."""
+        if isinstance(failure, Gone) or _version_unknown(failure):
+            return str(failure)
+        timed_out = isinstance(failure.__cause__, TimeoutError)
+        mute = timed_out and self._opened_at is not None and not self._spoke
+        return await self._why_mute() if mute else ""
+
+    async def _why_mute(self) -> str:
+        """A server restored from a backup is behind the version that we hold, and does not say so.
+
+        It accepts the watch and keeps silent until it has come so far, which may be never.
+        """
+        try:
+            async with aclosing(self._client.list_pages(self._path, Raw, self._params, limit=1)) as pages:
+                version = (await anext(pages)).resource_version
+        except ApiError as failure:
+            _log.info("whether the server is behind us is not known: %s", failure)
+            return ""
+        if _is_behind(version, self.resource_version):
+            return f"the server is at {version}, behind our {self.resource_version}"
+        return ""
+
     async def _watch_once(self) -> None:
         params = {
             **self._params,
@@ -226,13 +249,14 @@ class Reflector(Generic[T]):
             "timeoutSeconds": str(self._rng.randint(300, 600)),
         }
         cutter = Lines()
-        self._opened_at = None
+        self._opened_at, self._spoke = None, False
         try:
             async with self._client.stream(self._path, params, self._silence) as chunks:
                 self.connected = True
                 self._opened_at = self.last_contact = self._clock()
                 async for chunk in chunks:
                     self._heard()
+                    self._spoke = True
                     for line in cutter.feed(chunk):
                         self._take(line)
         finally:
@@ -281,5 +305,10 @@ class Reflector(Generic[T]):
 
 
 def _version_unknown(failure: ApiError) -> bool:
-    """A server restored from a backup is behind the version we hold, and would be for ever."""
+    """The server says that it cannot go on from the version we hold."""
     return failure.status == 400 or (failure.status == 504 and "resource version" in failure.message.lower())
+
+
+def _is_behind(version: str, ours: str) -> bool:
+    """Resource versions of one server may be compared as numbers; what is not a number says nothing."""
+    return version.isdecimal() and ours.isdecimal() and int(version) < int(ours)

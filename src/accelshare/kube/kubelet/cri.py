@@ -2,9 +2,12 @@
 
 The runtime's own word is the answer of CRI's Status with verbose set, whose info["config"] is JSON:
 
-    containerd 1.7   always has enableCDI, false where nobody set it; CDI names are then ignored in silence
-    containerd 2.x   leaves enableCDI out where nobody set it, and CDI is on: cdiSpecDirs says where it looks
-    CRI-O            its info has other keys, and none on CDI; it is on since 1.24
+    containerd 1.6           knows no CDI, and names neither of the two keys below
+    containerd 1.7           enableCDI is false where nobody set it; CDI names are then ignored in silence
+    containerd 2.0 to 2.3    enableCDI is true where nobody set it
+    containerd 2.4           the switch is gone, also from the answer, and a file that sets it off is ignored:
+                             CDI is always on, and cdiSpecDirs says where it looks
+    CRI-O                    its info has other keys, and none on CDI; it is on since 1.24
 
 Where that socket cannot be reached, the version in the Node's status tells the generation (cdi_by_version).
 """
@@ -38,7 +41,7 @@ class _Config(Struct, rename="camel"):
     cdi_spec_dirs: list[str] | None = None
 
 
-async def runtime_cdi(socket: Path, timeout: float = 5.0) -> CdiState:
+async def runtime_cdi(socket: Path | str, timeout: float = 5.0) -> CdiState:
     """Asks the runtime itself. A socket that does not answer is no error here, but a state that says so."""
     async with connect(socket) as channel:
         stub = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -67,8 +70,8 @@ def read_status(runtime: str, info: dict[str, str]) -> CdiState:
         word = "on" if config.enable_cdi else "off"
         return CdiState(config.enable_cdi, dirs, runtime, f"{runtime} says that CDI is {word}")
     if dirs:
-        return CdiState(True, dirs, runtime, f"{runtime} looks for CDI files, and nobody set it off")
-    return CdiState(False, dirs, runtime, f"{runtime} names neither a switch nor a directory for CDI")
+        return CdiState(True, dirs, runtime, f"{runtime} reads CDI files and has no switch to turn that off")
+    return CdiState(False, dirs, runtime, f"{runtime} has neither a switch nor a directory for CDI")
 
 
 def cdi_by_version(runtime: str) -> bool | None:

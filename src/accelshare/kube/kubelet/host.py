@@ -120,7 +120,7 @@ class PluginHost:
         )
 
     async def _keep(self, server: PluginServer) -> None:
-        keeper = _Keeper(server, self._jitter, asyncio.get_running_loop().time)
+        keeper = Keeper(server, self._jitter, asyncio.get_running_loop().time)
         socket_path = self._directory / KUBELET_SOCKET
         while not server.leaving:
             server.changed.clear()
@@ -131,12 +131,13 @@ class PluginHost:
                 async with asyncio.timeout(self._poll):
                     await server.changed.wait()
 
-    async def _register(self, keeper: "_Keeper", socket_path: Path) -> None:
+    async def _register(self, keeper: "Keeper", socket_path: Path) -> None:
         server, old = keeper.server, keeper.server.listener
         fresh: Listener | None = None
         try:
             fresh = await server.bind(self._directory)
             if old is not None:
+                # Up to 1.36, the end of an older stream ends the newest one, so it had better come before.
                 server.end_streams(old)
             await server.register(fresh, socket_path, self._timeout)
         except NotReady as error:
@@ -155,7 +156,7 @@ class PluginHost:
         task.add_done_callback(self._retiring.discard)
 
 
-class _Keeper:
+class Keeper:
     """When one plugin is to be registered: a decision on what is known, without doing anything."""
 
     def __init__(self, server: PluginServer, jitter: Callable[[], float], clock: Callable[[], float]) -> None:

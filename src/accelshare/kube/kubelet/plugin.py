@@ -123,6 +123,12 @@ class PluginServer:
         self._slug = re.sub(r"[^A-Za-z0-9]+", "-", resource)
         self._list: bytes | None = None
         self._next = asyncio.Event()  # set, and replaced, at each new list
+        self.on_change: list[Callable[[], None]] = []  # told when kubelet's stream opened or ended
+
+    @property
+    def connected(self) -> bool:
+        """kubelet reads the list of devices, so that pods which ask for them are admitted."""
+        return self.listener is not None and self.listener.streams > 0
 
     @property
     def published(self) -> bool:
@@ -176,6 +182,7 @@ class PluginServer:
                     f"kubelet does not register {self.resource}: {error.code().name}, {error.details()}"
                 ) from error
         self.listener = listener
+        self._tell()
 
     def end_streams(self, listener: Listener) -> None:
         """kubelet takes the end of its stream as the plugin's; calls are answered all the same."""
@@ -187,6 +194,11 @@ class PluginServer:
         await listener.stop(grace)
         if self.listener is listener:
             self.listener = None
+
+    def _tell(self) -> None:
+        self.changed.set()
+        for told in self.on_change:
+            told()
 
     def _wake_streams(self) -> None:
         self._next.set()
@@ -211,7 +223,7 @@ class PluginServer:
     async def _stream(self, listener: Listener, context: Context) -> None:
         listener.opened += 1
         listener.streams += 1
-        self.changed.set()
+        self._tell()
         sent: bytes | None = None
         try:
             while not listener.closing:
@@ -223,7 +235,7 @@ class PluginServer:
                     await following.wait()
         finally:
             listener.streams -= 1
-            self.changed.set()
+            self._tell()
 
     async def _options(self, _request: pb.Empty, _context: Context) -> pb.DevicePluginOptions:
         return _OPTIONS

@@ -1,8 +1,8 @@
 """Calls over the node's unix sockets, asked again while that can help.
 
 kubelet's own sockets refuse more than 100 calls a second, 10 at once, over all who ask; they are away while
-it restarts; and the Pods API refuses until kubelet has read its pods. All of that passes, so it is tried again,
-after pauses that differ from one caller to the next, until the caller's deadline.
+it restarts; and the Pods API refuses until kubelet has read its pods. All of that passes, so it is tried
+again, after pauses that differ from one caller to the next, until the caller's deadline.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _OPTIONS = [
 T = TypeVar("T")
 
 
-def connect(socket: Path) -> aio.Channel:
+def connect(socket: Path | str) -> aio.Channel:
     """Connects when it is first used. To be made within a running loop, and closed."""
     return aio.insecure_channel(f"unix://{socket}", options=_OPTIONS)
 

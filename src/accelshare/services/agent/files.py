@@ -5,29 +5,34 @@ file must not keep the others from being served.
 """
 
 import os
+import secrets
 from pathlib import Path
+
+from accelshare.core.errors import NotReady
+
+_TEMPORARY = ".*.tmp"
 
 
 def write_synced(path: Path, data: bytes, *, mode: int = 0o600, exclusive: bool = False) -> None:
-    """Either the whole file stands there afterwards, or what stood there before.
+    """Either the whole file stands there afterwards, or what stood there before; then it raises NotReady.
 
     The temporary file is in the same folder: container runtimes miss a rename from outside of it.
     exclusive: the name must be new.
     """
-    if exclusive and path.exists():
-        raise FileExistsError(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if exclusive and path.exists():
+            raise FileExistsError(f"{path} stands there already")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+        _sync_folder(path.parent)
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        raise NotReady(f"the agent's file {path} cannot be written: {error}") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -41,3 +46,18 @@ def _sync_folder(folder: Path) -> None:
 def private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def standing(folder: Path) -> list[Path]:
+    """The files in the folder that were written to their end."""
+    return sorted(set(folder.iterdir()) - set(folder.glob(_TEMPORARY)))
+
+
+def remove_leftovers(folder: Path, before: float, of: str = _TEMPORARY) -> None:
+    """Removes what a crash left of files that were never finished; a younger one may be another agent's."""
+    for path in folder.glob(of):
+        try:
+            if path.stat().st_mtime < before:
+                path.unlink()
+        except FileNotFoundError:
+            continue

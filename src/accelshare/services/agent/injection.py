@@ -9,15 +9,14 @@ never used before and never changed: runtimes keep what they read, and a known n
 be served stale, which is another pod's grant.
 """
 
-import logging
+import asyncio
 from pathlib import Path
 from typing import Protocol
 
 from accelshare.core.container import Edits, cdi_file, cdi_name
+from accelshare.core.errors import GrantRefused
 from accelshare.core.inventory import Injection
-from accelshare.services.agent.files import write_synced
-
-_log = logging.getLogger(__name__)
+from accelshare.services.agent.files import remove_leftovers, write_synced
 
 PREFIX = "accelshare.io-"
 
@@ -25,8 +24,12 @@ PREFIX = "accelshare.io-"
 class Injector(Protocol):
     way: Injection
 
-    def put(self, nonce: str, edits: Edits) -> None:
+    async def put(self, nonce: str, edits: Edits) -> None:
         """Makes the edits what the nonce stands for. Doing it again changes nothing."""
+        ...
+
+    def has(self, nonce: str) -> bool:
+        """Whether the nonce stands for something."""
         ...
 
     def names(self, nonce: str) -> tuple[str, ...]:
@@ -39,20 +42,29 @@ class Injector(Protocol):
         """All that stand for something now."""
         ...
 
+    def tidy(self, before: float) -> None:
+        """Removes what a crash before that time left half done."""
+        ...
+
 
 class Cdi:
     way: Injection = "cdi"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._turn = asyncio.Lock()
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
 
-    def put(self, nonce: str, edits: Edits) -> None:
-        path = self._path(nonce)
-        if path.exists():
-            return  # never changed: a container that starts again gets what it had
-        # Runtimes may run as another user than root inside a user namespace: the file holds no secret.
-        write_synced(path, cdi_file(nonce, edits), mode=0o644)
+    async def put(self, nonce: str, edits: Edits) -> None:
+        async with self._turn:
+            if self.has(nonce):
+                return  # never changed: a container that starts again gets what it had
+            # Runtimes may run as another user than root inside a user namespace: the file holds no secret.
+            data = cdi_file(nonce, edits)
+            await asyncio.to_thread(write_synced, self._path(nonce), data, mode=0o644)
+
+    def has(self, nonce: str) -> bool:
+        return self._path(nonce).exists()
 
     def names(self, nonce: str) -> tuple[str, ...]:
         return (cdi_name(nonce),)
@@ -63,7 +75,12 @@ class Cdi:
     def nonces(self) -> list[str]:
         return [path.name[len(PREFIX) : -len(".json")] for path in self._folder.glob(f"{PREFIX}*.json")]
 
+    def tidy(self, before: float) -> None:
+        remove_leftovers(self._folder, before, of=f".{PREFIX}*.tmp")
+
     def _path(self, nonce: str) -> Path:
+        if not nonce.isalnum():
+            raise GrantRefused(f"{nonce!r} is no name that this agent has given")
         return self._folder / f"{PREFIX}{nonce}.json"
 
 
@@ -72,14 +89,23 @@ class Direct:
 
     way: Injection = "direct"
 
-    def put(self, nonce: str, edits: Edits) -> None:
-        pass
+    def __init__(self) -> None:
+        self._put: set[str] = set()
+
+    async def put(self, nonce: str, edits: Edits) -> None:
+        self._put.add(nonce)
+
+    def has(self, nonce: str) -> bool:
+        return nonce in self._put
 
     def names(self, nonce: str) -> tuple[str, ...]:
         return ()
 
     def withdraw(self, nonce: str) -> None:
-        pass
+        self._put.discard(nonce)
 
     def nonces(self) -> list[str]:
-        return []
+        return sorted(self._put)
+
+    def tidy(self, before: float) -> None:
+        pass

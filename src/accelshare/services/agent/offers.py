@@ -4,7 +4,15 @@ A dialect is enumerated (one device id a unit, as its document does it) or count
 node's status, and slots are what kubelet hands out). Which of the two is the operator's choice for the whole
 cluster; too many ids to enumerate is a problem that is said, never a silent change of the way.
 
-Only a sick card lowers what is offered. What is granted already does not: kube-scheduler subtracts it itself.
+How much is offered: kube-scheduler subtracts from it what the node's pods ask for, by their numbers. So
+
+    each healthy card counts whole, in the present unit, less the bytes of pods of an old unit;
+    pods of an old unit count by their own number, whatever it meant;
+    a sick or missing card counts for what its pods hold of it, and its free part for nothing.
+
+Then what kube-scheduler has left over is what is free of healthy cards. Which ids stand for it is another
+matter, for an id need not name the granted card: those that live containers hold always stay, since kubelet
+fails a pod whose id has gone when it restarts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +29,21 @@ MOST_IDS = 2048
 SLOTS_PER_CARD = 64
 
 Device = tuple[str, bool]  # id, healthy
+Held = Mapping[str, frozenset[str]]  # by resource, the ids that kubelet's checkpoint gives to live containers
 
 
 class Offer(Struct, frozen=True):
     devices: dict[str, tuple[Device, ...]] = {}  # by resource: what kubelet is told by ListAndWatch
     status: dict[str, int] = {}  # by resource: what is patched into the node's status
     problem: str = ""
+
+
+class _Room(Struct, frozen=True):
+    """What of one dialect's cards may be counted on, in numbers that kube-scheduler subtracts from."""
+
+    free: Mapping[str, int]  # by card, in the present unit, pods of that unit not subtracted
+    healthy: int
+    total: int  # with the free part of sick cards
 
 
 def spoken(cards: Sequence[Card], wanted: Mapping[str, FrontEnd]) -> dict[str, FrontEnd]:
@@ -39,58 +56,101 @@ def offer(
     cards: Sequence[Card],
     ends: Mapping[str, FrontEnd],
     tenants: Iterable[Tenant] = (),
-    held: Mapping[str, frozenset[str]] | None = None,
+    held: Held | None = None,
 ) -> Offer:
-    """held: by resource, the ids that kubelet's checkpoint gives to live containers."""
+    held = held or {}
+    tenants = list(tenants)
     devices: dict[str, tuple[Device, ...]] = {}
     status: dict[str, int] = {}
-    tenants = list(tenants)
+    slotted: list[Card] = []
     for name, end in ends.items():
         dialect = DIALECTS[name]
         unit = unit_named(dialect, end.unit)
         own = [card for card in cards if card.vendor in dialect.vendors]
         if isinstance(dialect, CountsNodes):
             status.update((counted.resource, counted.amount) for counted in dialect.counted(own))
-        old = [tenant for tenant in tenants if tenant.dialect == name and tenant.unit != unit.name]
-        free = {card.id: unit.count(card.memory - _held_bytes(card, old)) for card in own}
-        old_units = sum(_units_of(tenant, dialect) for tenant in old)
+        room = _room(own, dialect, unit, [tenant for tenant in tenants if tenant.dialect == name])
         if end.mode == "counted":
-            status[dialect.primary] = old_units + sum(free[card.id] for card in own if card.healthy)
-            devices[SLOT] = _slots(own)
+            status[dialect.primary] = room.healthy
+            slotted += [card for card in own if card not in slotted]
+            devices[SLOT] = _slots(slotted, held.get(SLOT, frozenset()))
             continue
-        total = old_units + sum(free.values())
-        if total > MOST_IDS:
-            return Offer(
-                problem=f"{dialect.primary} in units of {unit.name} needs {total} device ids, and kubelet bears "
+        if room.total > MOST_IDS:
+            why = (
+                f"{dialect.primary} in units of {unit.name} needs {room.total} device ids, and kubelet bears "
                 f"{MOST_IDS} well: start all agents and the scheduler service with "
                 f"--counted={name}, or choose a larger unit"
             )
-        keep = (held or {}).get(dialect.primary, frozenset()) if old else frozenset[str]()
-        devices[dialect.primary] = _ids(own, dialect, unit, free, keep, total)
+            return closed(ends, tenants, held, why)
+        devices[dialect.primary] = _ids(own, dialect, unit, room, held.get(dialect.primary, frozenset()))
     return Offer(devices, status)
 
 
+def closed(ends: Mapping[str, FrontEnd], tenants: Iterable[Tenant], held: Held | None, problem: str) -> Offer:
+    """Nothing new, because of the problem; pods that run keep what they hold."""
+    tenants = list(tenants)
+    devices: dict[str, tuple[Device, ...]] = {}
+    status: dict[str, int] = {}
+    for name, end in ends.items():
+        dialect = DIALECTS[name]
+        resource = SLOT if end.mode == "counted" else dialect.primary
+        devices[resource] = tuple((number, True) for number in sorted((held or {}).get(resource, ())))
+        if end.mode == "counted":
+            own = [tenant for tenant in tenants if tenant.dialect == name]
+            status[dialect.primary] = sum(_units_of(tenant, dialect) for tenant in own)
+    return Offer(devices, status, problem)
+
+
+def _room(cards: Sequence[Card], dialect: Dialect, unit: Unit, tenants: Sequence[Tenant]) -> _Room:
+    old = [tenant for tenant in tenants if tenant.unit != unit.name]
+    present = [tenant for tenant in tenants if tenant.unit == unit.name]
+    free = {card.id: max(0, unit.count(card.memory - _held_bytes(card, old))) for card in cards}
+    healthy = {card.id for card in cards if card.healthy}
+    old_units = sum(_units_of(tenant, dialect) for tenant in old)
+    by_card: dict[str, int] = {}
+    for tenant in present:
+        for charge in tenant.charges:
+            by_card[charge.card] = by_card.get(charge.card, 0) + unit.nearest(charge.memory)
+    missing = sum(units for card, units in by_card.items() if card not in free)
+    sick = sum(min(units, free[card]) for card, units in by_card.items() if card in free.keys() - healthy)
+    return _Room(
+        free,
+        healthy=old_units + missing + sick + sum(free[card] for card in healthy),
+        total=old_units + missing + sum(free.values()),
+    )
+
+
 def _ids(
-    cards: Sequence[Card],
-    dialect: Dialect,
-    unit: Unit,
-    free: Mapping[str, int],
-    keep: frozenset[str],
-    total: int,
+    cards: Sequence[Card], dialect: Dialect, unit: Unit, room: _Room, held: frozenset[str]
 ) -> tuple[Device, ...]:
-    """As many ids as kube-scheduler may count, those that live containers hold among them.
-
-    keep is not empty only while pods of an old unit run: kubelet would end a container whose id went away.
-    """
-    out: list[Device] = []
+    """As many healthy ids as the room has, all that are held among them, and the rest of it as unhealthy."""
+    first: list[str] = []  # of each healthy card as many as are free of it
+    spare: list[str] = []
+    sick: list[str] = []
+    order: dict[str, None] = {}
     for card in cards:
-        ids = [number for number in dialect.ids(card, unit) if number not in keep][: free[card.id]]
-        out.extend((number, card.healthy) for number in ids)
-    return (*out[: max(0, total - len(keep))], *((number, True) for number in sorted(keep)))
+        ids = dialect.ids(card, unit)
+        order.update(dict.fromkeys(ids))
+        free = [number for number in ids if number not in held]
+        if card.healthy:
+            first += free[: room.free[card.id]]
+            spare += free[room.free[card.id] :]
+        else:
+            sick += free
+    order.update(dict.fromkeys(sorted(held)))
+    enough = max(0, room.healthy - len(held))
+    good = held | set([*first, *spare][:enough])
+    bad = set([*sick, *[*first, *spare][enough:]][: max(0, room.total - len(good))])
+    return tuple((number, number in good) for number in order if number in good or number in bad)
 
 
-def _slots(cards: Sequence[Card]) -> tuple[Device, ...]:
-    return tuple((f"{card.id}-slot-{n}", card.healthy) for card in cards for n in range(SLOTS_PER_CARD))
+def _slots(cards: Sequence[Card], held: frozenset[str]) -> tuple[Device, ...]:
+    own = {
+        f"{card.id}-slot-{n}": card.healthy or f"{card.id}-slot-{n}" in held
+        for card in cards
+        for n in range(SLOTS_PER_CARD)
+    }
+    return (*own.items(), *((number, True) for number in sorted(held - own.keys())))
 
 
 def _held_bytes(card: Card, tenants: Iterable[Tenant]) -> int:
@@ -98,27 +158,31 @@ def _held_bytes(card: Card, tenants: Iterable[Tenant]) -> int:
 
 
 def _units_of(tenant: Tenant, dialect: Dialect) -> int:
-    """What kube-scheduler counts for a pod of an old unit: its number, whatever it meant."""
+    """What kube-scheduler counts for a pod: its number, in whatever unit it was meant."""
     unit = dialect.units.get(tenant.unit)
     return sum(unit.nearest(charge.memory) for charge in tenant.charges) if unit else 0
 
 
 def prefer(available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-    """Ids of as few cards as can be: first those of the card that has fewest left and still enough."""
+    """Ids of as few cards as can be: beside those that must be taken, and else of the card that has fewest
+    left and still enough."""
     chosen = list(must)
     by_card: dict[str, list[str]] = {}
     for number in sorted(set(available) - set(must), key=_natural):
         by_card.setdefault(_card_of(number), []).append(number)
+    begun = [card for card in dict.fromkeys(map(_card_of, must)) if card in by_card]
     while len(chosen) < size and by_card:
         need = size - len(chosen)
-        enough = [card for card, ids in by_card.items() if len(ids) >= need]
-        card = (
-            min(enough, key=lambda card: len(by_card[card]))
-            if enough
-            else max(by_card, key=lambda card: len(by_card[card]))
-        )
+        card = begun.pop(0) if begun else _next_card(by_card, need)
         chosen.extend(by_card.pop(card)[:need])
     return chosen
+
+
+def _next_card(by_card: Mapping[str, list[str]], need: int) -> str:
+    enough = [card for card, ids in by_card.items() if len(ids) >= need]
+    if enough:
+        return min(enough, key=lambda card: len(by_card[card]))
+    return max(by_card, key=lambda card: len(by_card[card]))
 
 
 def _card_of(number: str) -> str:

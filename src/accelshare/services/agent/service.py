@@ -4,7 +4,10 @@
     API server -> pods of this node -> view
     kubelet -> Allocate, PreStartContainer -> serving -> CDI file
 
-Everything runs on one loop; the driver's calls, which block, run in a thread.
+Everything runs on one loop; the driver's calls, which block, run in threads, and so do writes to the disk.
+
+A part that fails by a fault of its own ends the whole agent, with a sentence: whoever started it starts it
+anew, and nothing of it goes on half alive.
 """
 
 import asyncio
@@ -12,14 +15,14 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import structs
 
 import accelshare
 from accelshare.core.errors import AccelshareError, BadInput, DriverError
-from accelshare.core.inventory import Card, Inventory
+from accelshare.core.inventory import Card, FrontEnd, Inventory
 from accelshare.core.objects import Node, Pod
 from accelshare.dialects import DIALECTS, SLOT
 from accelshare.dialects.interface import MarksStart
@@ -28,14 +31,16 @@ from accelshare.kube.api.client import Client, pod_path
 from accelshare.kube.api.errors import NotFound
 from accelshare.kube.api.events import EventRecorder, ObjectReference
 from accelshare.kube.api.watch import EventType, Reflector
-from accelshare.kube.kubelet.cri import cdi_by_version, runtime_cdi
+from accelshare.kube.kubelet.cri import CdiState, cdi_by_version, runtime_cdi
 from accelshare.kube.kubelet.host import PluginHost
 from accelshare.kube.kubelet.plugin import PluginServer, device_chunk
 from accelshare.services.agent.allocations import Allocations
+from accelshare.services.agent.aside import aside
 from accelshare.services.agent.book import GrantBook
 from accelshare.services.agent.injection import Cdi, Direct, Injector
 from accelshare.services.agent.node import NodeKeeper
-from accelshare.services.agent.offers import Device, Offer, offer, spoken
+from accelshare.services.agent.offers import Device, Offer, closed, offer, spoken
+from accelshare.services.agent.record import KubeletRecord
 from accelshare.services.agent.serving import Serving
 from accelshare.services.agent.settings import AgentSettings
 from accelshare.services.agent.view import NodeView, pods_of
@@ -45,6 +50,9 @@ _log = logging.getLogger(__name__)
 
 CDI_FOLDER = Path("/var/run/cdi")
 YOUNG_SECONDS = 60.0  # an allocation this young may not stand in kubelet's checkpoint yet
+RUNTIME_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
+REPORT_SECONDS = 1.0  # what is being reported when we are told to stop
 
 
 class Agent:
@@ -60,14 +68,18 @@ class Agent:
         self._keeper = NodeKeeper(client, settings.node)
         self._events = EventRecorder(client, "accelshare-agent")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._record = KubeletRecord(settings.plugin_folder)
         self._cards: tuple[Card, ...] = ()
+        self._asking: asyncio.Future[tuple[Card, ...]] | None = None
         self._driver_problem = ""
+        self._ends: dict[str, FrontEnd] = {}
         self._offered = Offer()
         self._look = asyncio.Event()
         self._servers: dict[str, PluginServer] = {}
         self._servings: dict[str, Serving] = {}
         self._injector: Injector | None = None
         self._injection_problem = ""
+        self._host: PluginHost | None = None
         state = settings.state_folder
         self._book = GrantBook(
             state / "grants", None if settings.unsigned else verifier(settings.trusted_keys)
@@ -80,7 +92,7 @@ class Agent:
             params=pods_of(settings.node),
             on_replace=self._pods_listed,
             on_event=self._pod_changed,
-            initial_jitter=1.0,
+            initial_jitter=settings.spread_seconds,
         )
         self._nodes = Reflector(
             client,
@@ -89,34 +101,51 @@ class Agent:
             params={"fieldSelector": f"metadata.name={settings.node}"},
             on_replace=self._node_listed,
             on_event=self._node_changed,
-            initial_jitter=1.0,
+            initial_jitter=settings.spread_seconds,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until stop is set; then what was asked is answered, and the node is marked as left."""
+        parts = (self._pods.run(), self._nodes.run(), self._keeper.run(), self._work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(part) for part in parts]
+                try:
+                    await stop.wait()
+                    await self._leave()
+                finally:
+                    if self._host is not None:
+                        await self._host.stop(grace=0)
+                    for task in (*running, *self._tasks):
+                        task.cancel()
+        except ExceptionGroup as failures:
+            failure = _first(failures)
+            if not isinstance(failure, AccelshareError):
+                _log.critical("a part of the agent has failed", exc_info=failure)
+            raise AccelshareError(f"the agent ends, to be started anew: {failure!r}") from failure
+
+    async def _work(self) -> None:
+        injector = await self._ready()
+        self._serve_resources(injector)
+        self._publish()
+        self._host = PluginHost(self._settings.plugin_folder, list(self._servers.values()))
+        _log.info("agent %s serves node %s: %s", self._name, self._settings.node, self._summary())
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(self._pods.run()), group.create_task(self._nodes.run())]
-            running.append(group.create_task(self._keeper.run()))
-            if not await self._ready(stop):
-                for task in (*running, *self._tasks):
-                    task.cancel()
-                return
-            host = PluginHost(self._settings.plugin_folder, list(self._servers.values()))
-            running += [
-                group.create_task(host.run()),
-                group.create_task(self._look_after_cards()),
-                group.create_task(self._publish_changes()),
-                group.create_task(self._sweep()),
-            ]
-            _log.info("agent %s serves node %s: %s", self._name, self._settings.node, self._summary())
-            await stop.wait()
-            host.leave()
-            with contextlib.suppress(AccelshareError, TimeoutError):
-                async with asyncio.timeout(2.0):
-                    await self._keeper.leave()
-            await host.stop(grace=1.0)
-            for task in (*running, *self._tasks):
-                task.cancel()
+            group.create_task(self._host.run())
+            group.create_task(self._look_after_cards())
+            group.create_task(self._publish_changes())
+            group.create_task(self._sweep())
+
+    async def _leave(self) -> None:
+        if self._host is not None:
+            self._host.leave()
+        with contextlib.suppress(AccelshareError, TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._keeper.leave()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=REPORT_SECONDS)
+        if self._host is not None:
+            await self._host.stop(grace=1.0)
 
     def _summary(self) -> str:
         way = self._injector.way if self._injector else "none"
@@ -125,24 +154,21 @@ class Agent:
 
     # Putting together
 
-    async def _ready(self, stop: asyncio.Event) -> bool:
+    async def _ready(self) -> Injector:
         """Waits until there are cards and a way into containers; until then the node says why it has none."""
         await self._nodes.synced.wait()
         await self._pods.synced.wait()
+        said = ""
         while True:
             await self._discover()
             await self._choose_injection()
-            self._publish()
             if self._cards and self._injector is not None:
-                break
-            _log.warning("nothing is offered yet: %s", self._problem())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.poll_seconds):
-                    await stop.wait()
-                    return False
-        self._serve_resources(self._injector)
-        self._publish()
-        return True
+                return self._injector
+            self._publish()
+            if said != self._problem():
+                said = self._problem()
+                _log.warning("nothing is offered yet: %s", said)
+            await asyncio.sleep(self._settings.poll_seconds)
 
     def _serve_resources(self, injector: Injector) -> None:
         ends = spoken(self._cards, self._settings.dialects)
@@ -156,28 +182,27 @@ class Agent:
                 allocations=self._allocations,
                 injector=injector,
                 reports=self,
-                plugin_folder=self._settings.plugin_folder,
+                record=self._record,
                 now=self._now,
             )
             self._servings[resource] = serving
             self._servers[resource] = PluginServer(resource, serving)
+            self._servers[resource].on_change.append(self._look.set)
 
     async def _choose_injection(self) -> None:
         settings = self._settings
+        self._injection_problem = ""
         if settings.injection == "direct":
             self._injector = Direct()
             return
-        state = await runtime_cdi(str(settings.runtime_socket), 5.0)
+        state = await runtime_cdi(settings.runtime_socket, RUNTIME_SECONDS)
         enabled = state.enabled
         if enabled is None:
             enabled = cdi_by_version(self._view.runtime_version)
         if enabled:
             self._injector = Cdi(settings.cdi_folder or _dynamic(state.dirs))
         elif settings.injection == "cdi":
-            self._injection_problem = (
-                "the container runtime does not read CDI files, and --injection=cdi was given: turn CDI on "
-                f"(containerd: enable_cdi), or start the agent with --injection=direct ({state.detail})"
-            )
+            self._injection_problem = _no_cdi(state)
         else:
             self._injector = Direct()
 
@@ -187,8 +212,8 @@ class Agent:
         """Whether anything is other than before."""
         before = (self._cards, self._driver_problem)
         try:
-            self._cards = await asyncio.to_thread(self._driver.discover)
-            self._driver_problem = ""
+            self._cards = await self._asked_driver()
+            self._driver_problem = "" if self._cards else f"the {self._driver.name} driver finds no card here"
         except (DriverError, BadInput) as error:
             # What runs keeps its cards; nothing new comes here until they can be asked again.
             self._cards = tuple(_sick(card, str(error)) for card in self._cards)
@@ -196,19 +221,31 @@ class Agent:
         self._view.cards = {card.id: card for card in self._cards}
         return before != (self._cards, self._driver_problem)
 
+    async def _asked_driver(self) -> tuple[Card, ...]:
+        """A call that hangs is not asked a second time beside, but waited for again."""
+        if self._asking is None:
+            self._asking = aside(self._driver.discover)
+        await asyncio.wait([self._asking], timeout=self._settings.driver_seconds)
+        if not self._asking.done():
+            raise DriverError(
+                f"the {self._driver.name} driver has not answered for {self._settings.driver_seconds:g} s"
+            )
+        asked, self._asking = self._asking, None
+        return asked.result()
+
     async def _look_after_cards(self) -> None:
         while True:
             await asyncio.sleep(self._settings.poll_seconds)
-            before = {card.id: card.healthy for card in self._cards}
+            before = {card.id: card for card in self._cards}
             if not await self._discover():
                 continue
             self._publish()
-            for card in self._cards:
-                if before.get(card.id, True) != card.healthy:
-                    self._tell_tenants(card)
+            for card in _turned(before, self._view.cards):
+                self._tell_tenants(card)
 
     def _tell_tenants(self, card: Card) -> None:
-        _log.warning("card %s (%s) is %s", card.index, card.id, _health(card))
+        level = logging.INFO if card.healthy else logging.WARNING
+        _log.log(level, "card %s (%s) is %s", card.index, card.id, _health(card))
         for tenant in self._view.tenants():
             if any(charge.card == card.id for charge in tenant.charges):
                 about = ObjectReference("Pod", tenant.name, tenant.uid, tenant.namespace)
@@ -221,26 +258,34 @@ class Agent:
     # What is published
 
     def _problem(self) -> str:
-        return self._driver_problem or self._injection_problem or self._offered.problem
+        return (
+            self._driver_problem or self._injection_problem or self._offered.problem or self._unregistered()
+        )
+
+    def _unregistered(self) -> str:
+        """A pod that is bound before kubelet knows the resource would fail for good: no room until then."""
+        missing = sorted(name for name, server in self._servers.items() if not server.connected)
+        return f"kubelet has not registered {', '.join(missing)} yet" if missing else ""
 
     def _publish(self) -> None:
-        ends = spoken(self._cards, self._settings.dialects)
-        tenants = self._view.tenants()
-        old = any(tenant.dialect in ends and tenant.unit != ends[tenant.dialect].unit for tenant in tenants)
-        self._offered = offer(self._cards, ends, tenants, self._held() if old else None)
-        problem = self._problem()
+        # Where no card is seen any more, what was offered before is what may still be held.
+        self._ends = spoken(self._cards, self._settings.dialects) or self._ends
+        tenants, held = self._view.tenants(), self._held()
+        if self._injection_problem:
+            self._offered = closed(self._ends, tenants, held, self._injection_problem)
+        else:
+            self._offered = offer(self._cards, self._ends, tenants, held)
         inventory = Inventory(
             driver=self._driver.name,
             cards=self._cards,
-            dialects=ends,
+            dialects=self._ends,
             injection=self._injector.way if self._injector else None,
-            problem=problem,
+            problem=self._problem(),
             agent=self._name,
         )
-        self._keeper.want(inventory, {} if problem else self._offered.status)
+        self._keeper.want(inventory, self._offered.status)
         for resource, server in self._servers.items():
-            devices = () if problem and not self._driver_problem else self._offered.devices.get(resource, ())
-            server.publish(_chunks(devices))
+            server.publish(_chunks(self._offered.devices.get(resource, ())))
 
     async def _publish_changes(self) -> None:
         while True:
@@ -252,16 +297,15 @@ class Agent:
     def _held(self) -> dict[str, frozenset[str]]:
         """By resource, the ids that kubelet's checkpoint gives to pods that live."""
         held: dict[str, set[str]] = {}
-        for serving in list(self._servings.values())[:1]:
-            for allocation in serving.recorded() or ():
-                if self._view.living(allocation.pod_uid):
-                    held.setdefault(allocation.resource, set()).update(allocation.ids)
+        for allocation in self._record.latest():
+            if self._view.living(allocation.pod_uid):
+                held.setdefault(allocation.resource, set()).update(allocation.ids)
         return {resource: frozenset(ids) for resource, ids in held.items()}
 
     # The API server's events
 
-    def _pods_listed(self, pods: list[Pod], _version: str) -> None:
-        self._view.replace(pods)
+    def _pods_listed(self, pods: list[Pod], version: str) -> None:
+        self._view.replace(pods, version)
         self._look.set()
 
     def _pod_changed(self, kind: EventType, pod: Pod) -> None:
@@ -273,7 +317,9 @@ class Agent:
             self._node_changed("MODIFIED", node)
 
     def _node_changed(self, kind: EventType, node: Node) -> None:
-        if kind != "DELETED":
+        if kind == "DELETED":
+            self._keeper.gone()
+        else:
             self._view.set_node(node)
             self._keeper.seen(node)
 
@@ -295,10 +341,7 @@ class Agent:
             await self._client.evict(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
 
     async def _mark_started(self, pod: Pod) -> None:
-        marks: dict[str, str] = {}
-        for dialect in DIALECTS.values():
-            if isinstance(dialect, MarksStart):
-                marks |= dialect.started(pod)
+        marks = _marks(pod)
         if not marks:
             return
         patch = {"metadata": {"uid": pod.metadata.uid, "annotations": marks}}
@@ -318,18 +361,27 @@ class Agent:
             self.sweep()
 
     def sweep(self) -> None:
-        """Removes what kubelet's checkpoint no longer holds; where that cannot be read, nothing."""
-        serving = next(iter(self._servings.values()), None)
-        recorded = serving.recorded() if serving else None
+        """Removes what kubelet's checkpoint no longer holds, and reports what could not be reported before.
+
+        Where the checkpoint cannot be read, nothing is removed.
+        """
+        recorded = self._record.read()
         if recorded is None or self._injector is None:
             return
+        before = self._now() - YOUNG_SECONDS
         live = {allocation.nonce for allocation in recorded}
         for nonce in {*self._allocations.given, *self._injector.nonces()} - live:
-            given = self._allocations.given.get(nonce or "")
-            if nonce is None or (given is not None and self._now() - given.time < YOUNG_SECONDS):
-                continue
-            self._injector.withdraw(nonce)
-            self._allocations.forget(nonce)
+            given = self._allocations.given.get(nonce)
+            if given is None or given.time < before:
+                self._injector.withdraw(nonce)
+                self._allocations.forget(nonce)
+        for part in (self._allocations, self._book, self._injector):
+            part.tidy(before)
+        for serving in self._servings.values():
+            serving.forget_ended()
+            for uid, pod in self._view.pods.items():
+                if _marks(pod) and serving.complete(uid):
+                    self.served(pod)
 
 
 async def _report_failure(work: Coroutine[None, None, None]) -> None:
@@ -337,6 +389,42 @@ async def _report_failure(work: Coroutine[None, None, None]) -> None:
         await work
     except AccelshareError as error:
         _log.warning("%s", error)
+    except Exception:
+        _log.exception("a report could not be made")
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+def _marks(pod: Pod) -> dict[str, str]:
+    """What is to be written on the pod once all of its containers have what they were granted."""
+    marks: dict[str, str] = {}
+    for dialect in DIALECTS.values():
+        if isinstance(dialect, MarksStart):
+            marks |= dialect.started(pod)
+    return marks
+
+
+def _no_cdi(state: CdiState) -> str:
+    return (
+        "the container runtime does not read CDI files, and --injection=cdi was given: turn CDI on "
+        f"(containerd: enable_cdi), or start the agent with --injection=direct ({state.detail})"
+    )
+
+
+def _turned(before: Mapping[str, Card], now: Mapping[str, Card]) -> Iterable[Card]:
+    """The cards whose health is other than before; one that is gone is a sick one."""
+    for card in before.values():
+        if card.id not in now and card.healthy:
+            yield _sick(card, "the driver does not find it any more")
+    for card in now.values():
+        known = before.get(card.id)
+        if known is not None and known.healthy != card.healthy:
+            yield card
 
 
 def _dynamic(folders: tuple[str, ...]) -> Path:

@@ -24,6 +24,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     unsigned: bool = False
     poll_seconds: float = 5.0  # how often the cards are looked at
     sweep_seconds: float = 30.0  # how often files of allocations that are over are removed; 0 is never
+    driver_seconds: float = 30.0  # a driver that says nothing for so long counts as one that has failed
+    spread_seconds: float = 1.0  # the first list waits up to so long: all agents of a cluster start together
 
 
 def front_ends(units: Mapping[str, str], counted: frozenset[str]) -> dict[str, FrontEnd]:

@@ -48,9 +48,7 @@ class Api(Protocol):
         """The names of the pods that carry these labels."""
         ...
 
-    async def tell(
-        self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str
-    ) -> None: ...
+    async def tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
 
 class _Ignored(Struct):

@@ -1,14 +1,14 @@
 """bind: decide, hold the room, write once, and never give room back on a guess.
 
-    decide and hold   in one step, with nothing awaited between: of two pods that want the last piece, one gets it
+    decide and hold   in one step, nothing awaited between: of two pods that want the last piece, one gets it
     write             one POST that carries node, annotations and UID
     a yes             the hold stays until the watch shows the pod bound
     a definite no     the hold is released, unless an earlier call for it may still land
     anything else     the outcome is in doubt: the pod is read back until it is known, or the grace is over
 
-Asking twice is harmless: a pod that is bound as decided answers yes, a pod whose outcome is in doubt is posted
-again with the very same grant. Where kube-scheduler has chosen another node meanwhile, the first hold stays
-beside the second one, for the first call may still land.
+Asking twice is harmless: a pod that is bound as decided answers yes, a pod whose outcome is in doubt is
+posted again with the very same grant. Where kube-scheduler has chosen another node meanwhile, the first hold
+stays beside the second one, for the first call may still land.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Binder:
         return sum(turn.calls for turn in self._turns.values())
 
     async def bind(self, args: BindArgs) -> str:
-        """"" when the pod is bound as decided, else why it is not."""
+        """ "" when the pod is bound as decided, else why it is not."""
         # kube-scheduler may ask again while an earlier call for the same pod is still under way.
         turn = self._turns.setdefault(args.pod_uid, _Turn())
         turn.calls += 1
@@ -231,10 +231,12 @@ class Binder:
         hold.in_doubt = True
         if self._seen_as_decided(hold):
             return "bound"
-        raise NotBound("in doubt", f"{error}; the room on node {hold.node} stays held for this pod") from error
+        raise NotBound(
+            "in doubt", f"{error}; the room on node {hold.node} stays held for this pod"
+        ) from error
 
     async def _after_conflict(self, hold: Hold, error: Conflict) -> str:
-        """Bound already, by an earlier call or by somebody else; or the name is another pod's; or it is going."""
+        """It is bound already, by whomever; or another pod has the name; or it is being deleted."""
         try:
             pod = await self._api.read_pod(hold.pod.metadata.namespace, hold.pod.metadata.name)
         except NotFound:
@@ -266,8 +268,10 @@ class Binder:
             hold.confirmed, hold.in_doubt = False, True
             raise NotBound("in doubt", f"the pod could not be read back: {failure}") from failure
         self._gone(hold.uid)
-        text = f"pod {meta.namespace}/{meta.name} was replaced while it was bound, and what took its name is deleted"
-        raise NotBound("gone", text)
+        name = f"{meta.namespace}/{meta.name}"
+        raise NotBound(
+            "gone", f"pod {name} was replaced while it was bound, and what took its name is deleted"
+        )
 
     async def _discard(self, hold: Hold, pod: Pod) -> None:
         """Deletes a pod that got the node and the grant of another of its name."""

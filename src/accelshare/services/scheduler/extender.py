@@ -3,11 +3,11 @@
 The HTTP application calls these handlers, and so does whoever simulates a cluster.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 
 from accelshare.core.grant import Sign
 from accelshare.core.objects import Pod
-from accelshare.core.placement import Reason
 from accelshare.services.scheduler.api import Api
 from accelshare.services.scheduler.binder import Binder
 from accelshare.services.scheduler.metrics import Metrics
@@ -62,6 +62,8 @@ class Extender:
         found = filter_nodes(self.state, args.pod, names, self.settings.best)
         if found.reasons:
             self._note(args.pod, found)
+        elif self.state.refused:
+            self.state.refused.forget(args.pod.metadata.uid)
         return FilterAnswer(
             nodes=AnswerNodes([raw[name] for name in found.fits]) if raw is not None else None,
             node_names=found.fits,
@@ -69,7 +71,7 @@ class Extender:
             failed_and_unresolvable_nodes=found.unresolvable,
         )
 
-    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority]:
+    def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         names = args.node_names
         if names is None:
             names = list(names_of(args.nodes)) if args.nodes is not None else []
@@ -80,16 +82,17 @@ class Extender:
 
     def _note(self, pod: Pod, found: Filtered) -> None:
         """What follows from refusals: who waits for room, and what users are told later."""
-        for reason in Reason:
-            count = sum(1 for given in found.reasons.values() if given is reason)
-            if count:
-                self.metrics.refusals.add(str(reason), count)
-        if found.shape is not None and found.refused_everywhere:
-            ours = self.state.ledger.nodes
-            self.state.refused.note(
-                pod, found.shape, (ours[name].name for name in found.reasons if name in ours)
-            )
-            self.notices.refused(pod, found.reasons, found.failed)
+        for reason, count in Counter(found.reasons.values()).items():
+            self.metrics.refusals.add(str(reason), count)
+        wish = found.wish
+        if found.fits or wish is None or wish.request is None or wish.shape is None:
+            self.state.refused.forget(pod.metadata.uid)
+            return
+        ours = self.state.ledger.nodes
+        # The ledger's own strings are kept, so that a long table of names costs no more than its pointers.
+        nodes = (ours[name].name for name in found.reasons if name in ours)
+        self.state.refused.note(pod, wish.request, wish.shape, nodes)
+        self.notices.refused(pod, found.reasons, found.failed)
 
     def _add_gauges(self) -> None:
         state, gauge = self.state, self.metrics.gauge

@@ -1,8 +1,8 @@
 """The bindings that have been decided and not yet been seen, with what is known of their outcome.
 
-Room is held from the decision on. It is given back only when it is certain that the binding did not happen and
-will not: a definite refusal, or the pod read back gone, of another UID, or bound elsewhere. A call that ended
-without an answer may still land, so a pod that is read back unbound keeps its room for a grace.
+Room is held from the decision on. It is given back only when it is certain that the binding did not happen
+and will not: a definite refusal, or the pod read back gone, of another UID, or bound elsewhere. A call that
+ended without an answer may still land, so a pod that is read back unbound keeps its room for a grace.
 """
 
 from collections.abc import Mapping

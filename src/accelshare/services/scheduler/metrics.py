@@ -80,7 +80,11 @@ class Histogram:
             running += count
             out.append(f"{self.name}_bucket{_labels({self._label: value, 'le': bound})} {running}")
         labels = _labels({self._label: value})
-        return [*out, f"{self.name}_sum{labels} {self._sums[value]:.9g}", f"{self.name}_count{labels} {running}"]
+        return [
+            *out,
+            f"{self.name}_sum{labels} {self._sums[value]:.9g}",
+            f"{self.name}_count{labels} {running}",
+        ]
 
 
 def render(metrics: list[Metric]) -> bytes:
@@ -110,10 +114,14 @@ class Metrics:
         self.binds = Counter("accelshare_binds_total", "Calls of bind, by what came of them.", "outcome")
         self.posts = Counter("accelshare_binding_posts_total", "Bindings sent to the API server.", "answer")
         self.reads = Counter("accelshare_held_pods_read_total", "Pods read back, by what they were.", "found")
-        self.nudges = Counter("accelshare_nudges_total", "Waiting pods that were offered freed room.", "answer")
+        self.nudges = Counter(
+            "accelshare_nudges_total", "Waiting pods that were offered freed room.", "answer"
+        )
         self.events = Counter("accelshare_events_total", "Events for users, by reason.", "reason")
         self.webhooks = Counter("accelshare_admissions_total", "Pods seen at admission.", "answer")
-        self.errors = Counter("accelshare_errors_total", "Requests that were answered with an error.", "status")
+        self.errors = Counter(
+            "accelshare_errors_total", "Requests that were answered with an error.", "status"
+        )
         self.all: list[Metric] = [
             self.verbs,
             self.refusals,

@@ -1,7 +1,7 @@
 """Events for users, said beside the verbs: filter only puts them into a queue, and a task says them.
 
-Told is what somebody has to do something about: a pod that must be made again to get its slot, and a pod whose
-number has changed meaning because its nodes count in another unit now.
+Told is what somebody has to do something about: a pod that must be made again to get its slot, and a pod
+whose number has changed meaning because its nodes count in another unit now.
 """
 
 import asyncio

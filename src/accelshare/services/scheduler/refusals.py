@@ -1,7 +1,8 @@
 """The pods that were refused on every node they could run on, and on which nodes: they may be nudged.
 
-kube-scheduler does not ask again about such a pod before some event of the cluster, so whoever frees room must
-know who waits for it. The table is small on purpose: where thousands wait, the cluster never falls silent.
+kube-scheduler does not ask again about such a pod before some event of the cluster, so whoever frees room
+must know who waits for it. The table is small on purpose: where thousands wait, the cluster never falls
+silent.
 """
 
 from collections import OrderedDict
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from accelshare.core.objects import Pod
-from accelshare.core.request import Shape
+from accelshare.core.request import PodRequest, Shape
 
 MOST_PODS = 2048
 MOST_NAMES = 200_000  # names in all entries together: about 13 MB
@@ -20,6 +21,7 @@ class Refused(Struct, kw_only=True):
     uid: str
     namespace: str
     name: str
+    request: PodRequest
     shape: Shape
     nodes: frozenset[str]  # where room would help
     priority: int = 0
@@ -37,6 +39,7 @@ class Refused(Struct, kw_only=True):
 class RefusedPods:
     def __init__(self) -> None:
         self._pods: OrderedDict[str, Refused] = OrderedDict()
+        self._by_shape: dict[Shape, dict[str, Refused]] = {}
         self._names = 0
 
     def __len__(self) -> int:
@@ -48,10 +51,13 @@ class RefusedPods:
     def get(self, uid: str) -> Refused | None:
         return self._pods.get(uid)
 
-    def in_order(self) -> list[Refused]:
-        return sorted(self._pods.values(), key=lambda refused: refused.order)
+    def shapes(self) -> Iterable[Shape]:
+        return self._by_shape
 
-    def note(self, pod: Pod, shape: Shape, nodes: Iterable[str]) -> None:
+    def of(self, shapes: Iterable[Shape]) -> list[Refused]:
+        return [refused for shape in shapes for refused in self._by_shape.get(shape, {}).values()]
+
+    def note(self, pod: Pod, request: PodRequest, shape: Shape, nodes: Iterable[str]) -> None:
         """kube-scheduler has just asked and was refused everywhere: earlier nudges have done their work."""
         uid = pod.metadata.uid
         self.forget(uid)
@@ -59,19 +65,25 @@ class RefusedPods:
             uid=uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
+            request=request,
             shape=shape,
             nodes=frozenset(nodes),
             priority=pod.spec.priority or 0,
             created=pod.metadata.creationTimestamp or "",
         )
         self._pods[uid] = refused
+        self._by_shape.setdefault(shape, {})[uid] = refused
         self._names += len(refused.nodes)
         while len(self._pods) > MOST_PODS or self._names > MOST_NAMES:
-            _, oldest = self._pods.popitem(last=False)
-            self._names -= len(oldest.nodes)
+            self.forget(next(iter(self._pods)))
 
     def forget(self, uid: str) -> None:
         """It got a node, is bound, or is gone."""
         gone = self._pods.pop(uid, None)
-        if gone is not None:
-            self._names -= len(gone.nodes)
+        if gone is None:
+            return
+        self._names -= len(gone.nodes)
+        alike = self._by_shape[gone.shape]
+        del alike[uid]
+        if not alike:
+            del self._by_shape[gone.shape]

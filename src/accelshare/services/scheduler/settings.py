@@ -20,7 +20,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     best: int | None = 32  # how many of the nodes that fit filter hands on; None or 0 for all of them
 
     elect: bool = True  # lead by a Lease; off only where there is one replica
-    lease_namespace: str = "kube-system"
+    lease_namespace: str = "accelshare"
     lease_name: str = "accelshare-scheduler"
     identity: str = ""  # who this replica is in the Lease; "" takes the pod's name, or the host's
 
@@ -29,7 +29,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     app_label: str = "app.kubernetes.io/name=accelshare-scheduler"  # which all replicas carry
 
     counted: frozenset[str] = frozenset()  # dialects whose containers are given a slot at admission
-    service_account: str = "system:serviceaccount:kube-system:accelshare-scheduler"  # who may write grants
+    service_account: str = "system:serviceaccount:accelshare:accelshare-scheduler"  # who may write grants
 
     def __post_init__(self) -> None:
         for field, port in (("port", self.port), ("tls_port", self.tls_port)):
@@ -46,4 +46,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         if not (key and equals and value):
             raise BadInput("app_label", self.app_label, "a label and its value, as in app=accelshare")
         if self.pod_name and not self.pod_namespace:
-            raise BadInput("pod_namespace", self.pod_namespace, "the namespace of the pod that pod_name names")
+            raise BadInput(
+                "pod_namespace", self.pod_namespace, "the namespace of the pod that pod_name names"
+            )

@@ -17,6 +17,7 @@ from accelshare.core.verdicts import Verdicts
 from accelshare.dialects import Dialects, request_of, speaks
 from accelshare.services.scheduler.holds import Hold, Holds
 from accelshare.services.scheduler.refusals import RefusedPods
+from accelshare.services.scheduler.wire import HostPriority
 
 
 class Waiting(Struct):
@@ -26,6 +27,21 @@ class Waiting(Struct):
     request: PodRequest | None = None  # None where it asks for nothing, or for nonsense
     shape: Shape | None = None
     problem: str = ""  # the nonsense, in a sentence
+
+
+_SCORES = tuple(6 + 5 * (rank - 1) // 1001 if rank else 0 for rank in range(1002))
+
+
+def score(rank: int) -> int:
+    """0 for an unused node; 6 to 10 for one in use. A rank beyond the last is an overfull node's."""
+    return _SCORES[min(rank, len(_SCORES) - 1)]
+
+
+class Scores(dict[str, HostPriority]):
+    """A node's part of the answer to prioritize. One that the ledger does not know has no score."""
+
+    def __missing__(self, name: str) -> HostPriority:
+        return HostPriority(name, 0)
 
 
 def waiting(pod: Pod) -> Waiting:
@@ -43,8 +59,9 @@ class SchedulerState:
         self.waiting: dict[str, Waiting] = {}  # by UID
         self.refused = RefusedPods()
         self.holds = Holds()
-        # A node's score of 0 to 10 is asked for as often as its name: kept, and not worked out each time.
+        # Asked for as often as a name is: kept, and not worked out each time.
         self.ranks: dict[str, int] = {}
+        self.scores = Scores()
         self.ledger.on_change.append(self._rank)
 
     # What the watches say
@@ -131,5 +148,7 @@ class SchedulerState:
         state = self.ledger.nodes.get(name)
         if state is None:
             self.ranks.pop(name, None)
+            self.scores.pop(name, None)
         else:
             self.ranks[name] = state.rank
+            self.scores[name] = HostPriority(name, score(state.rank))

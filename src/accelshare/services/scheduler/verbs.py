@@ -8,17 +8,15 @@ Rule 5: a node in use scores 6 to 10, the fuller the higher, and an unused one b
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 from msgspec import Struct
 
 from accelshare.core.ledger import Ledger
 from accelshare.core.objects import Pod
 from accelshare.core.placement import Reason
-from accelshare.core.request import Shape
 from accelshare.dialects import DIALECTS
 from accelshare.dialects.interface import Dialect
-from accelshare.services.scheduler.state import SchedulerState
+from accelshare.services.scheduler.state import SchedulerState, Waiting
 from accelshare.services.scheduler.wire import HostPriority
 
 
@@ -28,12 +26,8 @@ class Filtered(Struct):
     fits: list[str]
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    shape: Shape | None = None
+    wish: Waiting | None = None
     reasons: dict[str, Reason] = {}
-
-    @property
-    def refused_everywhere(self) -> bool:
-        return self.shape is not None and not self.fits and bool(self.reasons)
 
 
 def filter_nodes(state: SchedulerState, pod: Pod, names: list[str], best: int | None) -> Filtered:
@@ -50,8 +44,22 @@ def filter_nodes(state: SchedulerState, pod: Pod, names: list[str], best: int | 
     fits, reasons = state.verdicts.ask(wish.shape, names)
     failed = _texts(state.ledger, DIALECTS[wish.request.dialect], reasons) if reasons else {}
     if best and len(fits) > best and not pod.has_soft_preferences():
-        fits = nlargest(best, fits, key=state.ranks.__getitem__)
-    return Filtered(fits, failed, shape=wish.shape, reasons=reasons)
+        fits = fullest(fits, list(map(state.ranks.__getitem__, fits)), best)
+    return Filtered(fits, failed, wish=wish, reasons=reasons)
+
+
+def fullest(names: Sequence[str], ranks: Sequence[int], count: int) -> list[str]:
+    """The names with the highest ranks, between equals the first ones; in the order in which they came."""
+    last = sorted(ranks)[-count]
+    equals = count - sum(1 for rank in ranks if rank > last)
+    found = []
+    for name, rank in zip(names, ranks, strict=True):
+        if rank > last:
+            found.append(name)
+        elif rank == last and equals:
+            found.append(name)
+            equals -= 1
+    return found
 
 
 def _texts(ledger: Ledger, dialect: Dialect, reasons: dict[str, Reason]) -> dict[str, str]:
@@ -69,16 +77,7 @@ def other_unit(ledger: Ledger, dialect: Dialect, name: str) -> str:
     return f"node counts {dialect.primary} in {unit}, most nodes in {ledger.majority_unit(dialect.name)}"
 
 
-_SCORES = tuple(6 + 5 * (rank - 1) // 1001 if rank else 0 for rank in range(1002))
-
-
-def score(rank: int) -> int:
-    """0 for an unused node; 6 to 10 for one in use. A rank beyond the last is an overfull node's."""
-    return _SCORES[min(rank, len(_SCORES) - 1)]
-
-
-def prioritize_nodes(state: SchedulerState, pod: Pod, names: Iterable[str]) -> Sequence[HostPriority]:
-    ranks = state.ranks
+def prioritize_nodes(state: SchedulerState, pod: Pod, names: Iterable[str]) -> list[HostPriority]:
     if state.wish(pod).shape is None:
         return [HostPriority(name, 0) for name in names]
-    return [HostPriority(name, score(ranks.get(name, 0))) for name in names]
+    return list(map(state.scores.__getitem__, names))

@@ -1,7 +1,7 @@
 """The JSON of a scheduler extender, in and out.
 
-Go's structs carry no tags, so the keys are CamelCase; up to Kubernetes 1.16 they were lower case, and Go takes
-any case. So do we: the usual spelling is decoded straight into its type, any other in a second attempt.
+Go's structs carry no tags, so the keys are CamelCase; up to Kubernetes 1.16 they were lower case, and Go
+takes any case. So do we: the usual spelling is decoded straight into its type, any other in a second attempt.
 Answers are always CamelCase. Of a pod only the fields that core.objects declares are decoded.
 """
 
@@ -109,9 +109,7 @@ def _shown(body: bytes) -> str:
 
 
 _ARGS: Reader[ExtenderArgs] = Reader(ExtenderArgs, "ExtenderArgs with Pod and NodeNames or Nodes")
-_BIND: Reader[BindArgs] = Reader(
-    BindArgs, "ExtenderBindingArgs with PodName, PodNamespace, PodUID and Node"
-)
+_BIND: Reader[BindArgs] = Reader(BindArgs, "ExtenderBindingArgs with PodName, PodNamespace, PodUID and Node")
 
 
 def read_args(body: bytes) -> ExtenderArgs:
@@ -136,5 +134,3 @@ def names_of(nodes: NodeItems) -> dict[str, Raw]:
         return {_NAMED.decode(raw).metadata.name: raw for raw in nodes.items or ()}
     except msgspec.DecodeError as failure:
         raise BadInput("Nodes.items", "...", f"nodes with a name in their metadata ({failure})") from failure
-
-
