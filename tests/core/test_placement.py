@@ -219,9 +219,10 @@ def test_a_grant_names_pod_node_and_unit() -> None:
 
 def test_containers_together_get_parts_of_one_card() -> None:
     """Each its own amount."""
-    assert granted(a_pod_request(4, 8, together=True), a_state(used=used(c2=(4, 0, False)))) == (
+    assert granted(a_pod_request(4, 2, 6, together=True), a_state(used=used(c2=(4, 0, False)))) == (
         ContainerGrant("c0", "app", (Share("GCU-2", 2, 4 * GIB),), 4),
-        ContainerGrant("c1", "app", (Share("GCU-2", 2, 8 * GIB),), 8),
+        ContainerGrant("c1", "app", (Share("GCU-2", 2, 2 * GIB),), 2),
+        ContainerGrant("c2", "app", (Share("GCU-2", 2, 6 * GIB),), 6),
     )
 
 

@@ -18,6 +18,7 @@ from tests.builders import a_card, a_node, a_pod, an_inventory, cards
 
 NAMES = ["n0", "n1", "n2", "nobody"]
 UNITS = ["1GB", "0.1GB", "0.01GB"]
+ASKED_OFTEN = 70  # a question that is asked so often is answered in a shorter way
 
 
 def a_shape(*asks: Ask, cards: int = 1, selector: Selector | None = None, slots: bool = True) -> Shape:
@@ -55,6 +56,8 @@ def assert_current(verdicts: Verdicts, ledger: Ledger, shape: Shape) -> None:
     assert fits == [name for name in NAMES if anew[name] is None]
     assert refused == {name: why for name, why in anew.items() if why is not None}
     assert all(verdicts.fits(shape, name) == (anew[name] is None) for name in NAMES)
+    for _ in range(ASKED_OFTEN):
+        assert verdicts.ask(shape, fits) == (fits, {})
 
 
 Change = Callable[[Ledger], None]

@@ -1,12 +1,16 @@
 """One cluster for all e2e tests, since a start takes seconds; who needs another kind of cluster says so."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
 
 from .lab.cluster import Cluster
 from .lab.provision import ensure
+from .services import Services
+
+_numbers = count(1)
 
 
 class Machine:
@@ -16,6 +20,7 @@ class Machine:
         self.programs = ensure()
         self._cluster: Cluster | None = None
         self._options: dict[str, Any] = {}
+        self._services: Services | None = None
 
     def cluster(self, **options: Any) -> Cluster:
         """A cluster made with these options of Cluster: the running one, or a new one in its place."""
@@ -25,6 +30,16 @@ class Machine:
             cluster.__enter__()
             self._cluster, self._options = cluster, options
         return self._cluster
+
+    def services(self) -> Services:
+        """Our services on the usual cluster, started where they do not run."""
+        cluster = self.cluster()
+        if self._services is None or self._services.cluster is not cluster:
+            self._services = Services(cluster)
+            self._services.start()
+        else:
+            self._services.mend()
+        return self._services
 
     def free(self) -> None:
         """Takes the cluster down; nothing of it may stay."""
@@ -46,6 +61,20 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture
 def cluster(machine: Machine) -> Cluster:
     return machine.cluster()
+
+
+@pytest.fixture
+def services(machine: Machine) -> Services:
+    """Our scheduler service and agent at work; a test that ends one of them starts it again itself."""
+    return machine.services()
+
+
+@pytest.fixture
+def ns(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name space of the test's own on the cluster of our services."""
+    short = request.node.originalname.removeprefix("test_").replace("_", "-")[:36].strip("-")
+    with services.cluster.namespace(f"{short}-{next(_numbers)}") as name:
+        yield name
 
 
 @pytest.fixture

@@ -41,8 +41,10 @@ class Services:
         self.cards = self.folder / "cards.yaml"
         self.cards.write_text(cards.read_text())
         self.http_port = http_port
+        self._former = ""  # the agent before the one that runs: what it wrote does not count
+        self.access = DEPLOY / "access.yaml"
         self.key, self.public = self._keys()
-        cluster.kubectl("apply", "--server-side", "-f", str(DEPLOY / "access.yaml"))
+        cluster.kubectl("apply", "--server-side", "-f", str(self.access))
         self.scheduler_identity = cluster.service_account("accelshare", "accelshare-scheduler")
         self.agent_identity = cluster.service_account(
             "accelshare", "accelshare-agent", bound=("Node", cluster.node)
@@ -68,12 +70,24 @@ class Services:
         self.cluster.kubectl("label", "node", self.cluster.node, LABEL, "--overwrite")
         self.wait_offered(amount=offered)
 
+    def mend(self) -> None:
+        """Starts again what the last test ended."""
+        if not self._runs("accelshare-scheduler"):
+            self.start_scheduler()
+        if not self._runs("accelshare-agent"):
+            self.start_agent()
+        self.cluster.kubectl("label", "node", self.cluster.node, LABEL, "--overwrite")
+        self.wait_offered()
+
+    def _runs(self, name: str) -> bool:
+        process = self.cluster.processes.get(name)
+        return process is not None and process.running
+
     def stop(self) -> None:
         """Ends both services, and gives kube-scheduler back its own configuration."""
         for name in ("accelshare-agent", "accelshare-scheduler"):
-            process = self.cluster.processes.get(name)
-            if process is not None and process.running:
-                process.stop(timeout=10)
+            if self._runs(name):
+                self.cluster.processes[name].stop(timeout=10)
         self.cluster.restart_scheduler(None)
 
     def start_scheduler(
@@ -98,6 +112,9 @@ class Services:
 
     def start_agent(self, *words: str) -> Process:
         cluster = self.cluster
+        node = cluster.api("GET", f"/api/v1/nodes/{cluster.node}")
+        text = node["metadata"].get("annotations", {}).get("accelshare.io/inventory", "{}")
+        self._former = json.loads(text).get("agent", "")
         return cluster.run(
             "accelshare-agent",
             [
@@ -114,8 +131,10 @@ class Services:
         def offered() -> bool:
             node = self.cluster.api("GET", f"/api/v1/nodes/{self.cluster.node}")
             inventory = json.loads(node["metadata"]["annotations"].get("accelshare.io/inventory", "{}"))
-            open_to_all = not inventory.get("problem", "") and not inventory.get("leaving", False)
-            return open_to_all and bool(node["status"]["allocatable"].get(resource) == str(amount))
+            gone = (
+                inventory.get("problem") or inventory.get("leaving") or inventory.get("agent") == self._former
+            )
+            return not gone and bool(node["status"]["allocatable"].get(resource) == str(amount))
 
         self.cluster.wait(offered, f"{amount} of {resource}")
 
@@ -153,6 +172,16 @@ class Services:
 
     def delete(self, namespace: str, name: str) -> None:
         self.cluster.api("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    def bound(self, namespace: str, name: str) -> str:
+        """The node that the pod was given, once it was given one."""
+
+        def node() -> str | None:
+            found: str | None = self.pod(namespace, name)["spec"].get("nodeName")
+            return found
+
+        answer: str = self.cluster.wait(node, f"{name} to be bound")
+        return answer
 
     def gone(self, namespace: str, *names: str) -> None:
         for name in names:

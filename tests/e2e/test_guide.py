@@ -1,28 +1,11 @@
 """The GCUShare guide's story on a real kube-scheduler, kubelet and containerd."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from .conftest import Machine
 from .services import Services, gcu_pod
 
+TELL = "env | grep ACCELSHARE_MEMORY_BYTES; exec sleep 3600"
 REFUSAL = "insufficient GCU Memory in one gcu device"
-
-
-@pytest.fixture
-def services(machine: Machine) -> Iterator[Services]:
-    services = Services(machine.cluster())
-    services.start()
-    yield services
-    services.stop()
-
-
-@pytest.fixture
-def ns(services: Services, request: pytest.FixtureRequest) -> Iterator[str]:
-    name = f"g-{request.node.originalname.removeprefix('test_').replace('_', '-')[:40].strip('-')}"
-    with services.cluster.namespace(name):
-        yield name
 
 
 def test_the_guides_four_pods_get_what_the_guide_says(services: Services, ns: str) -> None:
@@ -63,7 +46,7 @@ def test_the_guides_four_pods_get_what_the_guide_says(services: Services, ns: st
 
 
 def test_what_a_container_may_open_is_its_own_card_and_no_other(services: Services, ns: str) -> None:
-    """Opening the granted node says ENXIO, as no driver is behind it; any other is forbidden by the cgroup."""
+    """Opening the granted node says ENXIO, since no driver is behind it; any other is forbidden."""
     services.create(ns, gcu_pod("opens", 4))
     services.running(ns, "opens")
     own = services.cluster.kubectl("exec", "-n", ns, "opens", "--", "sh", "-c", "cat /dev/gcu0 2>&1; true")
@@ -72,6 +55,45 @@ def test_what_a_container_may_open_is_its_own_card_and_no_other(services: Servic
     )
     assert "No such device or address" in own
     assert "not permitted" in made.lower()
+
+
+def test_a_node_without_the_label_takes_no_new_pods_and_keeps_its_own(services: Services, ns: str) -> None:
+    """Taken away, the label stops new pods; set again, its room counts at once."""
+    services.create(ns, gcu_pod("before", 4))
+    services.running(ns, "before")
+    services.cluster.kubectl("label", "node", services.cluster.node, "enflame.com/gcushare-")
+    services.create(ns, gcu_pod("without", 4))
+    assert "node takes no gcushare pods" in services.refused(ns, "without")
+    assert services.sees(ns, "before").devices == ["gcu0"]
+    services.cluster.kubectl("label", "node", services.cluster.node, "enflame.com/gcushare=true")
+    services.running(ns, "without")
+
+
+def test_several_containers_of_a_pod_share_one_card(services: Services, ns: str) -> None:
+    """Init and app containers each see their own amount, on the same card; their peak is what is taken."""
+    services.create(ns, gcu_pod("filler", 8))
+    services.running(ns, "filler")
+    pod = gcu_pod("several", 6, command=TELL)
+    second = {**pod["spec"]["containers"][0], "name": "second"}
+    first = {**pod["spec"]["containers"][0], "name": "first", "command": ["sh", "-c", "env | grep BYTES"]}
+    second["resources"] = {"limits": {"enflame.com/gcu-memory": 3}}
+    first["resources"] = {"limits": {"enflame.com/gcu-memory": 10}}
+    pod["spec"]["containers"].append(second)
+    pod["spec"]["initContainers"] = [first]
+    services.create(ns, pod)
+    services.running(ns, "several")
+    told = {
+        name: services.cluster.kubectl("logs", "-n", ns, "several", "-c", name).split()[-1]
+        for name in ("first", "main", "second")
+    }
+    assert told == {
+        "first": f"ACCELSHARE_MEMORY_BYTES={10 << 30}",
+        "main": f"ACCELSHARE_MEMORY_BYTES={6 << 30}",
+        "second": f"ACCELSHARE_MEMORY_BYTES={3 << 30}",
+    }
+    annotations = services.annotations(ns, "several", until=("enflame.com/gcu-device-assigned", "true"))
+    assert annotations["enflame.com/gcu-device-memory-request"] == "10"
+    assert annotations["enflame.com/gcu-device-id"] == "1"
 
 
 def test_a_container_that_crashes_comes_back_with_its_card(services: Services, ns: str) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -149,12 +149,13 @@ def clean_dead_runs(with_node: bool) -> None:
 
 
 def clean_dead_run(directory: Path) -> None:
-    """Cleans one directory, once nobody holds the machine; refuses that of a living run."""
+    """Cleans one directory (of a run with a node: once nobody holds the machine), unless its run lives."""
     if not (directory / _JOURNAL).exists():
         raise LabError(f"{directory} holds no {_JOURNAL}: no cluster was started there")
     if _owned(directory / _JOURNAL):
         raise LabError(f"the cluster in {directory} belongs to a living process: end that one")
-    with machine(directory):
+    alone = _read_journal(directory)["node"] is None
+    with nullcontext() if alone else machine(directory):
         clean(directory)
 
 

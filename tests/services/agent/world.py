@@ -1,4 +1,4 @@
-"""What the agent's tests are made of: keys, grants, kubelet's checkpoint, a driver whose cards a test holds."""
+"""What the agent's tests are made of: keys, grants, kubelet's checkpoint, a driver that does as it is told."""
 
 import asyncio
 import base64
@@ -77,7 +77,12 @@ def a_grant(
 
 
 def granted(
-    name: str, *units: int, card: Card | None = None, keys: Keys | None = None, version: int = 0, time: int = 0
+    name: str,
+    *units: int,
+    card: Card | None = None,
+    keys: Keys | None = None,
+    version: int = 0,
+    time: int = 0,
 ) -> Pod:
     """A bound pod with a grant of that card."""
     pod = a_pod(name, *units)

@@ -1,8 +1,8 @@
 """An API server in memory, as small as it can be and still honest about binding.
 
-A binding is atomic: node and annotations together or not at all; it is refused for a pod that is bound, that is
-being deleted, or whose UID is another. What a call's answer is and whether it took effect are two things, and a
-test says both: see Outcome. Changes reach a watcher only when the test delivers them.
+A binding is atomic: node and annotations together or not at all; it is refused for a pod that is bound, that
+is being deleted, or whose UID is another. What a call's answer is and whether it took effect are two things,
+and a test says both: see Outcome. Changes reach a watcher only when the test delivers them.
 """
 
 import asyncio
@@ -58,6 +58,7 @@ class MemoryApi:
         self.told: list[Told] = []
         self.labels: dict[str, dict[str, str]] = {}
         self.gate = asyncio.Event()
+        self.hanging = asyncio.Event()  # a call waits at the gate
         self._late: list[Posted] = []
         self._version = 100
         self._undelivered: list[tuple[str, Pod]] = []
@@ -120,6 +121,7 @@ class MemoryApi:
         self.posted.append(post)
         outcome = self.binds.pop(0) if self.binds else None
         if outcome is Outcome.HANGS:
+            self.hanging.set()
             await self.gate.wait()
             outcome = None
         if outcome is Outcome.LATE:

@@ -1,4 +1,4 @@
-"""The service in this process: its HTTP application on an API server in memory, with a clock that stands still.
+"""The service in this process: its HTTP application, an API server in memory, a clock that stands still.
 
 Everything a test asks goes through the ASGI app, as kube-scheduler's calls do.
 """
@@ -49,9 +49,14 @@ def one_card(name: str = "n1", gib: int = 16) -> Node:
 
 class World:
     def __init__(
-        self, *nodes: Node, settings: Settings | None = None, checks_uid: bool = True, trusted: bool = False
+        self,
+        *nodes: Node,
+        settings: Settings | None = None,
+        checks_uid: bool = True,
+        trusted: bool = False,
+        api: MemoryApi | None = None,
     ) -> None:
-        self.api = MemoryApi(checks_uid=checks_uid)
+        self.api = api or MemoryApi(checks_uid=checks_uid)
         self.clock = Clock()
         self.leading = True
         self.problems: list[str] = []
@@ -68,7 +73,7 @@ class World:
         for node in nodes:
             self.state.node_changed(node)
 
-    # --- HTTP -----------------------------------------------------------------------------------------------
+    # --- HTTP ----------------------------------------------------------------------------------------
 
     async def call(
         self, method: str, path: str, body: bytes = b"", *, client: str = "127.0.0.1", chunk: int = 0
@@ -99,7 +104,7 @@ class World:
         body = obj if isinstance(obj, bytes) else msgspec.json.encode(obj)
         return asyncio.run(self.call("POST", path, body, **more))
 
-    # --- the verbs, as kube-scheduler calls them --------------------------------------------------------------
+    # --- the verbs, as kube-scheduler calls them ----------------------------------------------------
 
     def filter(self, pod: Pod, *names: str) -> Any:
         return self.post("/filter", {"Pod": pod, "NodeNames": names or ("n1",)}).json
@@ -124,7 +129,7 @@ class World:
     def tick(self) -> None:
         asyncio.run(self.extender.nudger.tick())
 
-    # --- the cluster -----------------------------------------------------------------------------------------
+    # --- the cluster ---------------------------------------------------------------------------------
 
     def create(self, name: str, *asks: int, **more: Any) -> Pod:
         """A new pod, which the watch has brought."""

@@ -60,10 +60,8 @@ class NodeKeeper:
         self._look.set()
 
     def seen(self, node: Node) -> None:
-        """The node as the watch shows it, which may be behind what our own write was answered with."""
-        if self._node is not None and _is_older(node, self._node):
-            return
-        self._node = node
+        """The node as the watch shows it."""
+        self._take(node)
         self._look.set()
 
     def gone(self) -> None:
@@ -95,12 +93,12 @@ class NodeKeeper:
         text = write_inventory(self._inventory)
         if self._node.annotation(INVENTORY) != text:
             patch = {"metadata": {"annotations": {INVENTORY: text}}}
-            self._node = await self._client.patch(self._path, patch, Node)
+            self._take(await self._client.patch(self._path, patch, Node))
         self._wrote = True
         amounts = differing(self._node, self._status)
         if amounts:
             status = {"status": {"capacity": amounts, "allocatable": amounts}}
-            self._node = await self._client.patch(f"{self._path}/status", status, Node)
+            self._take(await self._client.patch(f"{self._path}/status", status, Node))
 
     async def leave(self) -> None:
         """Says that this agent goes, unless another one has taken over already."""
@@ -109,6 +107,11 @@ class NodeKeeper:
             return
         text = write_inventory(structs.replace(inventory, leaving=True))
         await self._client.patch(self._path, {"metadata": {"annotations": {INVENTORY: text}}}, Node)
+
+    def _take(self, node: Node) -> None:
+        """Either of the watch and our own writes may be behind the other."""
+        if self._node is None or not _is_older(node, self._node):
+            self._node = node
 
     def _taken_over(self, node: Node, inventory: Inventory) -> bool:
         """Whether another agent has written since we did, and not long ago."""

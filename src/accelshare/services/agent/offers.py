@@ -139,9 +139,12 @@ def _ids(
             sick += free
     order.update(dict.fromkeys(sorted(held)))
     enough = max(0, room.healthy - len(held))
-    good = held | set([*first, *spare][:enough])
-    bad = set([*sick, *[*first, *spare][enough:]][: max(0, room.total - len(good))])
-    return tuple((number, number in good) for number in order if number in good or number in bad)
+    # Of a sick card only where pods of it are bound and have no ids yet: without any they would fail for good.
+    good = held | set([*first, *spare, *sick][:enough])
+    bad = [number for number in (*sick, *first, *spare) if number not in good]
+    bad = bad[: max(0, room.total - len(good))]
+    shown = good.union(bad)
+    return tuple((number, number in good) for number in order if number in shown)
 
 
 def _slots(cards: Sequence[Card], held: frozenset[str]) -> tuple[Device, ...]:

@@ -242,12 +242,19 @@ class Serving:
         return waiting[0]
 
     def _unserved(self, size: int) -> list[tuple[Pod, Grant, ContainerGrant]]:
-        answered = {(given.pod_uid, given.container) for given in self._allocations.given.values()}
-        # Also what was answered by CDI, before the way was changed.
-        answered |= {
-            (allocation.pod_uid, allocation.container)
+        recorded = [
+            allocation
             for allocation in self._record.latest()
             if allocation.resource == self._resource and allocation.nonce is not None
+        ]
+        # Kubelet's record says who has an answer, also one that was meant for another or came by CDI. Whose
+        # an answer is that does not stand there yet, nobody knows; we take it for the one we meant.
+        answered = {(allocation.pod_uid, allocation.container) for allocation in recorded}
+        nonces = {allocation.nonce for allocation in recorded}
+        answered |= {
+            (given.pod_uid, given.container)
+            for given in self._allocations.given.values()
+            if given.nonce not in nonces
         }
         found = []
         for uid, pod in self._view.pods.items():

@@ -51,10 +51,14 @@ class LabelKeeper:
 
     async def run(self) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            while not await self._done():
-                await self._sleep(RETRY_SECONDS)
+            await self.move()
+
+    async def move(self) -> None:
+        """Waits for the next change, and does what it asks for."""
+        await self._changed.wait()
+        self._changed.clear()
+        while not await self._done():
+            await self._sleep(RETRY_SECONDS)
 
     async def _done(self) -> bool:
         try:

@@ -44,6 +44,10 @@ class Notices:
             if node is not None and self._is_news(pod.metadata.uid, reason):
                 self._put(Notice(pod, "Warning", name, _sentence(reason, texts[node])))
 
+    @property
+    def empty(self) -> bool:
+        return self._queue.empty()
+
     async def say_one(self) -> None:
         notice = await self._queue.get()
         self._metrics.events.add(notice.reason)

@@ -173,6 +173,7 @@ class Service:
         for task in (*serving, *self._tasks):
             task.add_done_callback(self._ended)
         await self._stopping.wait()
+        _log.info("stopping: no new binds, %d under way", self.extender.binder.running)
         await self._end([server for server, _ in servers], serving)
         if self._failure is not None:
             raise self._failure

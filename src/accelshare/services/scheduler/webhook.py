@@ -22,7 +22,7 @@ from accelshare.core.units import GIB
 from accelshare.dialects import DIALECTS, SLOT, request_of
 from accelshare.dialects.amounts import amount
 from accelshare.dialects.interface import Dialect, MarksStart
-from accelshare.services.scheduler.wire import encode
+from accelshare.services.scheduler.wire import UNREADABLE, encode
 
 Patch = list[dict[str, object]]
 
@@ -77,7 +77,7 @@ _REVIEW = msgspec.json.Decoder(AdmissionReview)
 def read_review(body: bytes) -> AdmissionReview:
     try:
         return _REVIEW.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         shown = body[:200].decode("utf-8", "replace")
         raise BadInput("the body", shown, f"an AdmissionReview ({error})") from error
 

@@ -69,6 +69,9 @@ class _Named(Struct):
     metadata: _Meta
 
 
+# What decoding raises: a body may be of the wrong shape, no text at all, or deeper than the stack.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 encode = msgspec.json.Encoder().encode
 _NAMED = msgspec.json.Decoder(_Named)
 _ANY_CASE = msgspec.json.Decoder(dict[str, Raw])
@@ -87,20 +90,20 @@ class Reader(Generic[T]):
     def read(self, body: bytes) -> T:
         try:
             return self._decoder.decode(body)
-        except msgspec.DecodeError as usual:
+        except UNREADABLE as usual:
             return self._respelled(body, usual)
 
-    def _respelled(self, body: bytes, usual: msgspec.DecodeError) -> T:
+    def _respelled(self, body: bytes, usual: Exception) -> T:
         try:
             given = _ANY_CASE.decode(body)
-        except (msgspec.DecodeError, RecursionError) as failure:
+        except UNREADABLE as failure:
             raise BadInput("the body", _shown(body), f"{self._what} as JSON ({failure})") from failure
         known = {name: value for key, value in given.items() if (name := self._spelling.get(key.lower()))}
         if known.keys() == given.keys():
             raise BadInput("the body", _shown(body), f"{self._what} ({usual})") from usual
         try:
             return self._decoder.decode(encode(known))
-        except (msgspec.DecodeError, RecursionError) as failure:
+        except UNREADABLE as failure:
             raise BadInput("the body", _shown(body), f"{self._what} ({failure})") from failure
 
 
@@ -132,5 +135,5 @@ def names_of(nodes: NodeItems) -> dict[str, Raw]:
     """The nodes by their names."""
     try:
         return {_NAMED.decode(raw).metadata.name: raw for raw in nodes.items or ()}
-    except msgspec.DecodeError as failure:
+    except UNREADABLE as failure:
         raise BadInput("Nodes.items", "...", f"nodes with a name in their metadata ({failure})") from failure
