@@ -41,6 +41,12 @@ class Machine:
             self._services.mend()
         return self._services
 
+    def rest(self) -> None:
+        """Ends our services, for a test that starts them with settings of its own."""
+        if self._services is not None:
+            self._services.stop()
+            self._services = None
+
     def free(self) -> None:
         """Takes the cluster down; nothing of it may stay."""
         cluster, self._cluster = self._cluster, None

@@ -1,6 +1,7 @@
 """Our services on the cluster under test, each under its own service account, with deploy's manifests."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,9 +22,22 @@ GUIDE_NODE = ROOT / "examples" / "nodes" / "gcu-8x16.yaml"
 LABEL = "enflame.com/gcushare=true"
 
 
+def command(verb: str) -> list[str]:
+    """The service's command; with $ACCELSHARE_WITHOUT set, with that mechanism switched off."""
+    without = os.environ.get("ACCELSHARE_WITHOUT")
+    if without:
+        return [sys.executable, "-m", "tests.e2e.without", without, "--", verb]
+    return [sys.executable, "-m", "accelshare", verb]
+
+
 class Seen(NamedTuple):
     devices: list[str]
     env: dict[str, str]
+
+
+def plain(quantity: str) -> str:
+    """640k, as Kubernetes writes 640000, in digits."""
+    return quantity.replace("k", "000")
 
 
 def is_running(pod: dict[str, Any]) -> bool:
@@ -102,7 +116,7 @@ class Services:
         process = self.cluster.run(
             name,
             [
-                *(sys.executable, "-m", "accelshare", "scheduler", "--kubeconfig", str(identity.kubeconfig)),
+                *(*command("scheduler"), "--kubeconfig", str(identity.kubeconfig)),
                 *("--http", f"127.0.0.1:{self.http_port}", "--signing-key", str(self.key)),
                 *words,
             ],
@@ -118,7 +132,7 @@ class Services:
         return cluster.run(
             "accelshare-agent",
             [
-                *(sys.executable, "-m", "accelshare", "agent"),
+                *command("agent"),
                 *("--kubeconfig", str(self.agent_identity.kubeconfig), "--node", cluster.node),
                 *("--driver", "simulated", "--driver-config", str(self.cards), "--poll", "0.5"),
                 *("--runtime-socket", str(cluster.cri_socket), "--state-dir", str(self.folder / "state")),
@@ -134,7 +148,7 @@ class Services:
             gone = (
                 inventory.get("problem") or inventory.get("leaving") or inventory.get("agent") == self._former
             )
-            return not gone and bool(node["status"]["allocatable"].get(resource) == str(amount))
+            return not gone and plain(node["status"]["allocatable"].get(resource, "")) == str(amount)
 
         self.cluster.wait(offered, f"{amount} of {resource}")
 

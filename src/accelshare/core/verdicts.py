@@ -1,10 +1,10 @@
 """Answers to filter, kept current from the ledger's changes, so that a question costs a look-up a name.
 
-Most pods ask for a share of one card, counted in units. For these a node is one number: how many units its
-best card has free. These numbers are shared by all such shapes, so that they stay in the processor's cache:
+Most pods ask for a share of one card, counted in units. For these a node is one number: how much its best
+card has free. These numbers are shared by all such shapes, so that they stay in the processor's cache:
 
-    roomy    the nodes that have a certain number of units free. Where it holds all names, one pass answers.
-    units    the number itself for every node, or why the node takes no such pod
+    roomy    the nodes that have a certain amount free. Where it holds all names, one pass answers.
+    free     the amount itself for every node, or why the node takes no such pod
 
 Whatever else is asked (several cards, whole cards, compute, wishes) is placed node by node, and remembered
 for each shape. The same shape comes again and again: replicas ask alike, and kube-scheduler asks again about
@@ -15,9 +15,11 @@ from collections import OrderedDict
 
 from accelshare.core.ledger import Ledger, NodeState
 from accelshare.core.placement import Placement, Reason, place, refusal
-from accelshare.core.request import ANY_CARD, Shape
+from accelshare.core.request import ANY_CARD, Ask, Shape, peak
+from accelshare.core.units import Unit
 
 REMEMBERED_SHAPES = 64  # of those that are placed: up to 2 MB each at 15,000 nodes
+REMEMBERED_NEEDS = 1024
 
 Asked = tuple[list[str], dict[str, Reason]]
 
@@ -34,28 +36,18 @@ class Verdicts:
         self._ledger = ledger
         self._rooms: dict[tuple[str, bool], _Rooms] = {}
         self._placed: OrderedDict[Shape, _Placed] = OrderedDict()
-        self._plain: OrderedDict[Shape, int | None] = OrderedDict()
         ledger.on_change.append(self._changed)
 
     def ask(self, shape: Shape, names: list[str]) -> Asked:
         """Those of the names that fit, in their order, and why each of the others does not."""
-        need = self._units(shape)
+        room = self._room(shape)
+        need = room.need(shape)
         if need is None:
             return self._current(shape).ask(names)
-        return self._room(shape).ask(need, names)
+        return room.ask(need, names)
 
     def fits(self, shape: Shape, name: str) -> bool:
         return not self.ask(shape, [name])[1]
-
-    def _units(self, shape: Shape) -> int | None:
-        """units_asked, remembered."""
-        try:
-            return self._plain[shape]
-        except KeyError:
-            need = self._plain[shape] = units_asked(shape)
-            if len(self._plain) > 16 * REMEMBERED_SHAPES:
-                self._plain.popitem(last=False)
-            return need
 
     def _room(self, shape: Shape) -> "_Rooms":
         rooms = self._rooms.get((shape.dialect, shape.slots))
@@ -82,20 +74,19 @@ class Verdicts:
             placed.dirty.add(name)
 
 
-def units_asked(shape: Shape) -> int | None:
-    """How many units of any one card are asked for, None where that is not the whole question."""
+def asks_of_one_card(shape: Shape) -> tuple[Ask, ...] | None:
+    """What is asked of any one card, in units; None where that is not the whole question."""
     if len(shape.groups) != 1 or shape.selector != ANY_CARD:
         return None
     group = shape.groups[0]
-    if group.cards != 1 or len(group.asks) != 1:
-        return None  # each container's bytes are rounded down: several may fit where their sum does not
-    (ask,) = group.asks
-    if ask.memory.per != "unit" or ask.compute or ask.exclusive:
+    if group.cards != 1:
         return None
-    return ask.memory.count
+    if any(ask.memory.per != "unit" or ask.compute or ask.exclusive for ask in group.asks):
+        return None
+    return group.asks
 
 
-class _Units(dict[str, int]):
+class _Free(dict[str, int]):
     def __missing__(self, name: str) -> int:
         return _UNKNOWN
 
@@ -103,29 +94,52 @@ class _Units(dict[str, int]):
 class _Rooms:
     """The nodes as pods of one dialect see them that ask for a share of one card, with a slot or without."""
 
-    __slots__ = ("_any", "_ledger", "_level", "_majority", "_missed", "_missed_level", "_roomy", "_units")
+    __slots__ = (
+        "_any",
+        "_free",
+        "_ledger",
+        "_level",
+        "_majority",
+        "_missed",
+        "_missed_level",
+        "_needs",
+        "_roomy",
+        "_unit",
+    )
 
     def __init__(self, ledger: Ledger, shape: Shape) -> None:
         self._ledger = ledger
         self._any = Shape(shape.dialect, (), shape.policy, slots=shape.slots)
         self._majority = ledger.majority_unit(shape.dialect)
-        self._units = _Units()
+        self._unit: Unit | None = None  # of the majority, which every node has that is not refused
+        self._needs: dict[Shape, int | None] = {}
+        self._free = _Free()
         self._level = 0
         self._roomy: set[str] = set()
         self._missed = self._missed_level = 0
         self._look_at_all()
 
+    def need(self, shape: Shape) -> int | None:
+        """The bytes of one card that decide, None where more does; remembered for each shape."""
+        try:
+            return self._needs[shape]
+        except KeyError:
+            if len(self._needs) >= REMEMBERED_NEEDS:
+                self._needs.clear()
+            need = self._needs[shape] = self._worked_out(shape)
+            return need
+
     def ask(self, need: int, names: list[str]) -> Asked:
         if need <= self._level and self._roomy.issuperset(names):
             return names, {}
-        units = list(map(self._units.__getitem__, names))
-        if min(units, default=need) >= need:
+        found = list(map(self._free.__getitem__, names))
+        if min(found, default=need) >= need:
             self._note_miss(need)
             return names, {}
-        fits = [name for name, free in zip(names, units, strict=True) if free >= need]
+        fits = [name for name, free in zip(names, found, strict=True) if free >= need]
         return fits, {
             name: Reason.NO_ROOM if free > _REFUSED else _REASONS[_REFUSED - free]
-            for name, free in zip(names, units, strict=True)
+            for name, free in zip(names, found, strict=True)
             if free < need
         }
 
@@ -139,29 +153,38 @@ class _Rooms:
     def look(self, name: str) -> None:
         state = self._ledger.nodes.get(name)
         if state is None:
-            self._units.pop(name, None)
+            self._free.pop(name, None)
             self._roomy.discard(name)
             return
-        free = self._units[name] = self._free(state)
+        free = self._free[name] = self._free_of(state)
         if free >= self._level:
             self._roomy.add(name)
         else:
             self._roomy.discard(name)
 
     def _look_at_all(self) -> None:
-        self._units.clear()
+        self._unit = None
+        self._needs.clear()
+        self._free.clear()
         self._roomy.clear()
         for name in self._ledger.nodes:
             self.look(name)
 
-    def _free(self, state: NodeState) -> int:
+    def _free_of(self, state: NodeState) -> int:
         reason = refusal(self._any, state, self._majority)
         if reason is not None:
             return _REFUSED - _REASONS.index(reason)
-        unit = state.offers[self._any.dialect].unit
-        # The most units whose bytes, rounded down, are no more than what is free.
-        most = -(-(state.best_free + 1) * unit.denominator // unit.numerator) - 1
-        return max(most, _FULL)
+        if self._unit is None:
+            self._unit = state.offers[self._any.dialect].unit
+            self._needs.clear()
+        return max(state.best_free, _FULL)
+
+    def _worked_out(self, shape: Shape) -> int | None:
+        """Each ask is rounded down for itself, so several may fit where their sum would not."""
+        asks, unit = asks_of_one_card(shape), self._unit
+        if asks is None or unit is None:
+            return None if asks is None else 0
+        return peak((ask.role, unit.bytes(ask.memory.count)) for ask in asks)
 
     def _note_miss(self, need: int) -> None:
         """`roomy` follows what is asked: it is of use at the highest level at which everything still fits."""
@@ -170,7 +193,7 @@ class _Rooms:
         if self._missed >= _MISSES:
             self._level = self._missed_level
             self._missed = self._missed_level = 0
-            self._roomy = {name for name, free in self._units.items() if free >= self._level}
+            self._roomy = {name for name, free in self._free.items() if free >= self._level}
 
 
 class _Placed:

@@ -1,4 +1,4 @@
-"""What the agent's tests are made of: keys, grants, kubelet's checkpoint, a driver that does as it is told."""
+"""What the agent's tests are made of: keys, grants, kubelet's checkpoint, a driver that obeys."""
 
 import asyncio
 import base64

@@ -139,7 +139,7 @@ def _ids(
             sick += free
     order.update(dict.fromkeys(sorted(held)))
     enough = max(0, room.healthy - len(held))
-    # Of a sick card only where pods of it are bound and have no ids yet: without any they would fail for good.
+    # Of a sick card only where pods of it are bound and have no ids yet: without they would fail for good.
     good = held | set([*first, *spare, *sick][:enough])
     bad = [number for number in (*sick, *first, *spare) if number not in good]
     bad = bad[: max(0, room.total - len(good))]

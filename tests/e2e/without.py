@@ -1,0 +1,92 @@
+"""Runs a service with one mechanism switched off, to see that its test on the real cluster fails then.
+
+    ACCELSHARE_WITHOUT=nudge ONLY=e2e.freed_room make figures
+    ACCELSHARE_WITHOUT=scores .venv/bin/pytest --e2e tests/e2e/test_placement.py
+
+A mechanism counts as done when its test has failed once this way. Nothing of this is in the product: the
+switch is a function replaced in a process of its own.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accelshare.cli.main import main
+
+
+def no_nudge() -> None:
+    """Freed room is offered to nobody: kube-scheduler asks again when it pleases."""
+    from accelshare.services.scheduler.nudge import Nudger
+
+    async def nothing(self: Nudger) -> None:
+        self._looking.clear()
+        self._again.clear()
+        self._woken.clear()
+
+    Nudger.tick = nothing  # type: ignore[method-assign]
+
+
+def no_nonce() -> None:
+    """The name in Allocate is made of the ids, as one would at first: used again by later pods."""
+    import hashlib
+
+    from accelshare.core.container import Edits, cdi_file
+    from accelshare.services.agent import allocations, injection
+    from accelshare.services.agent.files import write_synced
+
+    give = allocations.Allocations.give
+
+    async def by_ids(self: Any, resource: str, ids: Any, *words: Any, **named: Any) -> str:
+        ids = list(ids)
+        name = hashlib.sha256(",".join(sorted(ids)).encode()).hexdigest()[:32]
+        self.forget(name)
+        self._draw = lambda: name
+        return await give(self, resource, ids, *words, **named)
+
+    async def put(self: injection.Cdi, nonce: str, edits: Edits) -> None:
+        write_synced(self._path(nonce), cdi_file(nonce, edits), mode=0o644)
+
+    allocations.Allocations.give = by_ids  # type: ignore[method-assign]
+    injection.Cdi.put = put  # type: ignore[method-assign]
+
+
+def no_signature() -> None:
+    """Any grant is believed."""
+    from accelshare.services import keys
+
+    keys.verifier = lambda paths: lambda payload, signature: True
+
+
+def no_overfill_check() -> None:
+    from accelshare.services.agent import book
+
+    book.refuse_overfill = lambda *_: None
+
+
+def no_hold() -> None:
+    """Room is taken when the binding is seen, and not when it is decided."""
+    from accelshare.core.ledger import Ledger
+
+    Ledger.hold = lambda self, pod, grant: None  # type: ignore[method-assign]
+
+
+def no_scores() -> None:
+    """prioritize has no opinion."""
+    from accelshare.services.scheduler import state
+
+    state.score = lambda rank: 0
+
+
+SWITCHES: Mapping[str, Callable[[], None]] = {
+    "nudge": no_nudge,
+    "nonce": no_nonce,
+    "signature": no_signature,
+    "overfill": no_overfill_check,
+    "hold": no_hold,
+    "scores": no_scores,
+}
+
+if __name__ == "__main__":
+    switch, _, *words = sys.argv[1:]
+    SWITCHES[switch]()
+    sys.exit(main(words))
