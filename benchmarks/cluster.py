@@ -34,7 +34,7 @@ def figures(only: str) -> Iterator[Figure]:
 
 def reuse(waves: int = 26, seed: int = 1) -> Iterator[Figure]:
     """Pods of half a card come and go, eight at a time, so that the same ids soon stand for other cards."""
-    with Cluster(ensure()) as cluster, busy_cpus(2):
+    with Cluster(ensure()) as cluster, busy_cpus(4):
         services = Services(cluster)
         services.start(agent=("--sweep", "0"))
         with cluster.namespace("reuse") as namespace:

@@ -2,8 +2,9 @@
 
 The other handler decodes the same request with the same types and answers all names with the same encoder;
 for bind it posts the same binding, by the same client, to the same stub API server in this process. Both are
-called in turn through their ASGI apps, on a ledger of 15,000 nodes, with 20 shapes of requests in random order and a change of the ledger
-between calls. Filter hands on every name that fits, and here all fit; filter_best hands on the best 32.
+called in turn through their ASGI apps, on a ledger of 15,000 nodes, with 20 shapes of requests in random
+order and a change of the ledger between calls. Filter hands on every name that fits, and here all fit;
+filter_best hands on the best 32.
 """
 
 import asyncio
@@ -127,10 +128,12 @@ class Bench:
             clock=time.perf_counter,
             wall_ns=time.time_ns,
         )
-        self.extender.state.nodes_listed(a_node(at) for at in range(NODES))
+        for at in range(NODES):
+            self.extender.state.node_changed(a_node(at))
         self.app = make_app(self.extender, problems=list, trusted=True)
         self.pods = [a_pod(at, asks) for at, asks in enumerate(shapes(self.rng))]
-        self.extender.state.pods_listed(msgspec.convert(pod, Pod) for pod in self.pods)
+        for pod in self.pods:
+            self.extender.state.pod_changed(msgspec.convert(pod, Pod))
         self._changes = 0
         for _ in range(NODES // 3):
             self.change(keep=True)

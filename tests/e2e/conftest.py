@@ -49,6 +49,7 @@ class Machine:
 
     def free(self) -> None:
         """Takes the cluster down; nothing of it may stay."""
+        self.rest()
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             cluster.close()

@@ -22,6 +22,15 @@ def plain(machine: Machine) -> Iterator[Services]:
     services.stop()
 
 
+@pytest.fixture
+def new(machine: Machine) -> Iterator[Services]:
+    """The same on a cluster of its own: for minutes, kubelet keeps in mind what was enumerated to it."""
+    machine.free()
+    services = Services(machine.cluster())
+    yield services
+    machine.free()
+
+
 def bytes_of(services: Services, ns: str, name: str) -> int:
     return int(services.sees(ns, name).env["ACCELSHARE_MEMORY_BYTES"])
 
@@ -52,12 +61,12 @@ def test_too_many_ids_to_enumerate_are_not_offered_and_the_setting_is_named(plai
     )
 
 
-def test_a_counted_request_gets_its_slot_at_admission_and_exactly_its_share(plain: Services) -> None:
+def test_a_counted_request_gets_its_slot_at_admission_and_exactly_its_share(new: Services) -> None:
     """8 cards of 80 GB in thousandths: the webhook adds the slot, the container has 12.345 GB."""
-    plain.cards.write_text(EIGHTY.read_text())
-    cert, key = plain.cluster.certificate("accelshare-webhook")
-    tls_port = plain.http_port + 1
-    plain.start(
+    new.cards.write_text(EIGHTY.read_text())
+    cert, key = new.cluster.certificate("accelshare-webhook")
+    tls_port = new.http_port + 1
+    new.start(
         agent=("--unit", "gcushare=0.001GB", "--counted", "gcushare"),
         scheduler=(
             *("--counted", "gcushare", "--tls-port", str(tls_port)),
@@ -65,20 +74,20 @@ def test_a_counted_request_gets_its_slot_at_admission_and_exactly_its_share(plai
         ),
         offered=640_000,
     )
-    authority = base64.b64encode(plain.cluster.authority.read_bytes()).decode()
+    authority = base64.b64encode(new.cluster.authority.read_bytes()).decode()
     manifest = (DEPLOY / "webhook.yaml").read_text()
     manifest = manifest.replace("HOST:32767", f"127.0.0.1:{tls_port}").replace("CA_BUNDLE", authority)
-    plain.cluster.kubectl("apply", "-f", "-", input=manifest)
+    new.cluster.kubectl("apply", "-f", "-", input=manifest)
     try:
-        with plain.cluster.namespace("counted") as ns:
-            first = plain.cluster.wait(lambda: admitted(plain, ns, "fine", 12345), "the webhook to answer")
+        with new.cluster.namespace("counted") as ns:
+            first = new.cluster.wait(lambda: admitted(new, ns, "fine", 12345), "the webhook to answer")
             assert first["spec"]["containers"][0]["resources"]["limits"]["accelshare.io/slot"] == "1"
-            plain.running(ns, "fine")
-            assert bytes_of(plain, ns, "fine") == 12345 * 2**30 // 1000
-            plain.create(ns, gcu_pod("too-much", 80_001))
-            assert "insufficient GCU Memory in one gcu device" in plain.refused(ns, "too-much")
+            new.running(ns, "fine")
+            assert bytes_of(new, ns, "fine") == 12345 * 2**30 // 1000
+            new.create(ns, gcu_pod("too-much", 80_001))
+            assert "insufficient GCU Memory in one gcu device" in new.refused(ns, "too-much")
     finally:
-        plain.cluster.kubectl("delete", "-f", "-", input=manifest)
+        new.cluster.kubectl("delete", "-f", "-", input=manifest)
 
 
 def admitted(services: Services, ns: str, name: str, units: int) -> dict[str, object] | None:
@@ -91,12 +100,36 @@ def admitted(services: Services, ns: str, name: str, units: int) -> dict[str, ob
     return None
 
 
-def test_a_counted_node_refuses_a_pod_without_a_slot_and_says_what_to_do(plain: Services) -> None:
+def test_a_node_that_was_enumerated_takes_no_counted_pods_before_kubelet_has_forgotten_the_ids(
+    plain: Services,
+) -> None:
+    """Kubelet would fail such a pod for good; it waits instead, and the node says for what."""
+    plain.start()
+    for name in ("accelshare-agent", "accelshare-scheduler"):
+        plain.cluster.processes[name].stop()
+    plain.start_scheduler("--counted", "gcushare")
+    plain.start_agent("--counted", "gcushare")
+    node = plain.cluster.node
+
+    def said() -> bool:
+        answer = plain.get(f"/inspect/{node}", check=False)
+        return bool(answer) and "still hands out enflame.com/gcu-memory" in answer["nodes"][0]["problem"]
+
+    plain.cluster.wait(said, "the node to say for what it waits")
+    with plain.cluster.namespace("patient") as ns:
+        pod = gcu_pod("patient", 4)
+        pod["spec"]["containers"][0]["resources"]["limits"]["accelshare.io/slot"] = 1
+        plain.create(ns, pod)
+        assert plain.refused(ns, "patient")
+        assert plain.pod(ns, "patient")["status"]["phase"] == "Pending"
+
+
+def test_a_counted_node_refuses_a_pod_without_a_slot_and_says_what_to_do(new: Services) -> None:
     """It was made while the webhook was away: made again it will do."""
-    plain.start(agent=("--counted", "gcushare"), scheduler=("--counted", "gcushare"))
-    with plain.cluster.namespace("slotless") as ns:
-        plain.create(ns, gcu_pod("slotless", 4))
-        assert "create it again" in plain.refused(ns, "slotless")
+    new.start(agent=("--counted", "gcushare"), scheduler=("--counted", "gcushare"))
+    with new.cluster.namespace("slotless") as ns:
+        new.create(ns, gcu_pod("slotless", 4))
+        assert "create it again" in new.refused(ns, "slotless")
 
 
 def test_the_unit_can_be_changed_under_running_pods(plain: Services) -> None:

@@ -30,9 +30,7 @@ def no_nonce() -> None:
     """The name in Allocate is made of the ids, as one would at first: used again by later pods."""
     import hashlib
 
-    from accelshare.core.container import Edits, cdi_file
-    from accelshare.services.agent import allocations, injection
-    from accelshare.services.agent.files import write_synced
+    from accelshare.services.agent import allocations
 
     give = allocations.Allocations.give
 
@@ -43,11 +41,20 @@ def no_nonce() -> None:
         self._draw = lambda: name
         return await give(self, resource, ids, *words, **named)
 
+    allocations.Allocations.give = by_ids  # type: ignore[method-assign]
+
+
+def no_nonce_but_fresh_files() -> None:
+    """The same, but a name is given new content each time: what the runtime still knows then decides."""
+    from accelshare.core.container import Edits, cdi_file
+    from accelshare.services.agent import injection
+    from accelshare.services.agent.files import write_synced
+
     async def put(self: injection.Cdi, nonce: str, edits: Edits) -> None:
         write_synced(self._path(nonce), cdi_file(nonce, edits), mode=0o644)
 
-    allocations.Allocations.give = by_ids  # type: ignore[method-assign]
     injection.Cdi.put = put  # type: ignore[method-assign]
+    no_nonce()
 
 
 def no_signature() -> None:
@@ -80,6 +87,7 @@ def no_scores() -> None:
 SWITCHES: Mapping[str, Callable[[], None]] = {
     "nudge": no_nudge,
     "nonce": no_nonce,
+    "nonce-fresh-files": no_nonce_but_fresh_files,
     "signature": no_signature,
     "overfill": no_overfill_check,
     "hold": no_hold,

@@ -2,20 +2,28 @@
 
 import argparse
 import os
+from pathlib import Path
 
-from accelshare.kube.api.config import ApiConfig, in_cluster
+from accelshare.kube.api.config import SERVICE_ACCOUNT, ApiConfig, in_cluster
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the API server")
     group.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config")
     group.add_argument("--context", metavar="NAME", help="a context of the kubeconfig")
+    group.add_argument(
+        "--credentials",
+        type=Path,
+        default=SERVICE_ACCOUNT,
+        metavar="DIR",
+        help="token and ca.crt of a service in the cluster, which has no kubeconfig (default: %(default)s)",
+    )
 
 
 def service_config(args: argparse.Namespace) -> ApiConfig:
     """A service in a cluster uses its service account's files, unless it is given a kubeconfig."""
     if args.kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return in_cluster()
+        return in_cluster(args.credentials)
     return user_config(args)
 
 

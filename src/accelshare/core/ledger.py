@@ -11,7 +11,7 @@ the nodes that it asks about.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -213,6 +213,10 @@ class Ledger:
         for node in nodes:
             listed.add(node.name)
             self.set_node(node)
+        self.keep_nodes(listed)
+
+    def keep_nodes(self, listed: Collection[str]) -> None:
+        """A whole list has been gone through: nodes that are not in it are gone."""
         for name in [name for name, state in self.nodes.items() if state.known and name not in listed]:
             self.remove_node(name)
 
@@ -250,6 +254,10 @@ class Ledger:
         for pod in pods:
             listed.add(pod.metadata.uid)
             self.set_pod(pod)
+        self.keep_pods(listed)
+
+    def keep_pods(self, listed: Collection[str]) -> None:
+        """A whole list has been gone through: pods whose UIDs are not in it are gone."""
         for uid in [uid for uid, tenant in self.tenants.items() if not tenant.held and uid not in listed]:
             self._end(uid)
 

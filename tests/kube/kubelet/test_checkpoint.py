@@ -52,6 +52,11 @@ def test_an_entry_says_pod_container_resource_and_ids() -> None:
     assert found.ids == {"a", "b"}
 
 
+def test_the_resources_that_plugins_have_listed_are_named() -> None:
+    """Kubelet keeps them in mind for minutes after their plugin has gone."""
+    assert read_checkpoint(file()).registered == {"enflame.com/gcu-memory"}
+
+
 def test_ids_of_several_numa_nodes_are_joined() -> None:
     """An id that belongs to two NUMA nodes stands twice in the file and is one id."""
     (found,) = read_checkpoint(file(entry(devices={"0": ["a", "b"], "1": ["b", "c"], "2": None}))).allocations

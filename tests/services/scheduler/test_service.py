@@ -1,4 +1,4 @@
-"""The service as a process of its own, against a stub API server: how it starts, and how it is told to end."""
+"""The service as a process of its own, against a stub API server: how it starts, and how it stops."""
 
 import asyncio
 import signal

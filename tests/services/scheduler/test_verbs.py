@@ -167,9 +167,9 @@ def test_filter_hands_on_the_fullest_that_fit() -> None:
     assert set(answer["FailedNodes"]) == {name for name in names if int(name[1:]) % 16 > 8}
 
 
-def test_the_best_are_in_the_order_in_which_they_came() -> None:
-    """Between equals the first ones are taken."""
-    assert fullest(["a", "b", "c", "d", "e"], [5, 9, 5, 1, 5], 3) == ["a", "b", "c"]
+def test_between_equals_the_first_ones_are_taken() -> None:
+    """Those above them come before."""
+    assert fullest(["a", "b", "c", "d", "e"], [5, 9, 5, 1, 5], 3) == ["b", "a", "c"]
     assert fullest(["a", "b"], [0, 0], 1) == ["a"]
 
 

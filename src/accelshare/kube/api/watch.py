@@ -22,7 +22,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -112,7 +112,11 @@ class Backoff:
 
 
 class Reflector(Generic[T]):
-    """`synced` is set after the first whole list; `connected` and `last_contact` tell how fresh it is."""
+    """`synced` is set after the first whole list; `connected` and `last_contact` tell how fresh it is.
+
+    A long list need not stand in memory as a whole: `take` is given each object as its page comes, and
+    `on_replace` then gets what `take` made of them.
+    """
 
     def __init__(
         self,
@@ -120,8 +124,9 @@ class Reflector(Generic[T]):
         path: str,
         item_type: type[T],
         *,
-        on_replace: Callable[[list[T], str], None],
+        on_replace: Callable[[list[Any], str], None],
         on_event: Callable[[EventType, T], None],
+        take: Callable[[T], Any] | None = None,
         params: Mapping[str, str] | None = None,
         initial_jitter: float = 0.0,
         silence: float = SILENCE_SECONDS,
@@ -134,6 +139,7 @@ class Reflector(Generic[T]):
         self._item_type = item_type
         self._decoder = msgspec.json.Decoder(item_type)
         self._on_replace = on_replace
+        self._take_listed = take
         self._on_event = on_event
         self._params = dict(params or {})
         self._initial_jitter = initial_jitter
@@ -178,14 +184,14 @@ class Reflector(Generic[T]):
         self._on_replace(items, version)
         self.synced.set()
 
-    async def _list(self) -> tuple[list[T], str]:
-        items: list[T] = []
+    async def _list(self) -> tuple[list[Any], str]:
+        items: list[Any] = []
         version = ""
         pages = self._client.list_pages(self._path, self._item_type, self._params)
         async with aclosing(pages):
             async for page in pages:
                 self._heard()
-                items += page.items
+                items += page.items if self._take_listed is None else map(self._take_listed, page.items)
                 version = page.resource_version
                 self.undecodable += page.undecodable
         return items, version

@@ -26,6 +26,9 @@ FILE_NAME = "kubelet_internal_checkpoint"
 class Checkpoint(Struct, frozen=True):
     allocations: tuple[Allocation, ...]
     skipped: int = 0  # entries that could not be understood
+    registered: frozenset[str] = (
+        frozenset()
+    )  # resources that plugins listed devices of, and kubelet remembers
 
 
 class _Entry(Struct, rename="pascal"):
@@ -38,6 +41,7 @@ class _Entry(Struct, rename="pascal"):
 
 class _Data(Struct, rename="pascal"):
     pod_device_entries: list[Raw] | None  # Go writes null for an empty list
+    registered_devices: dict[str, Raw] | None = None
 
 
 class _File(Struct, rename="pascal"):
@@ -52,11 +56,13 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def read_checkpoint(data: bytes) -> Checkpoint:
     """Raises BadInput where the file as a whole is none of kubelet's."""
     try:
-        raw = _file.decode(data).data.pod_device_entries or []
+        found = _file.decode(data).data
     except _UNREADABLE as error:
         raise BadInput(FILE_NAME, data[:100], f"the JSON that kubelet writes ({error})") from error
+    raw = found.pod_device_entries or []
     read = [allocation for allocation in map(_allocation, raw) if allocation is not None]
-    return Checkpoint(tuple(read), skipped=len(raw) - len(read))
+    registered = frozenset(found.registered_devices or ())
+    return Checkpoint(tuple(read), skipped=len(raw) - len(read), registered=registered)
 
 
 def _allocation(raw: Raw) -> Allocation | None:

@@ -79,6 +79,7 @@ class Agent:
         self._servings: dict[str, Serving] = {}
         self._injector: Injector | None = None
         self._injection_problem = ""
+        self._said = ""  # the problem that was published last
         self._host: PluginHost | None = None
         state = settings.state_folder
         self._book = GrantBook(
@@ -237,7 +238,7 @@ class Agent:
         while True:
             await asyncio.sleep(self._settings.poll_seconds)
             before = {card.id: card for card in self._cards}
-            if not await self._discover():
+            if not await self._discover() and self._problem() == self._said:
                 continue
             self._publish()
             for card in _turned(before, self._view.cards):
@@ -259,13 +260,25 @@ class Agent:
 
     def _problem(self) -> str:
         return (
-            self._driver_problem or self._injection_problem or self._offered.problem or self._unregistered()
+            self._driver_problem
+            or self._injection_problem
+            or self._offered.problem
+            or self._unregistered()
+            or self._lingering()
         )
 
     def _unregistered(self) -> str:
         """A pod that is bound before kubelet knows the resource would fail for good: no room until then."""
         missing = sorted(name for name, server in self._servers.items() if not server.connected)
         return f"kubelet has not registered {', '.join(missing)} yet" if missing else ""
+
+    def _lingering(self) -> str:
+        """Enumerated before, counted now: until kubelet forgets the ids, it fails every pod that asks."""
+        counted = {DIALECTS[name].primary for name, end in self._ends.items() if end.mode == "counted"}
+        names = ", ".join(sorted(counted & self._record.registered()))
+        return (
+            f"kubelet still hands out {names} by device ids; it forgets them in five minutes" if names else ""
+        )
 
     def _publish(self) -> None:
         # Where no card is seen any more, what was offered before is what may still be held.
@@ -275,12 +288,13 @@ class Agent:
             self._offered = closed(self._ends, tenants, held, self._injection_problem)
         else:
             self._offered = offer(self._cards, self._ends, tenants, held)
+        self._said = self._problem()
         inventory = Inventory(
             driver=self._driver.name,
             cards=self._cards,
             dialects=self._ends,
             injection=self._injector.way if self._injector else None,
-            problem=self._problem(),
+            problem=self._said,
             agent=self._name,
         )
         self._keeper.want(inventory, self._offered.status)

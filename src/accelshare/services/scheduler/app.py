@@ -157,7 +157,9 @@ class Routes:
 
     def inspect(self, name: str | None) -> Answer:
         ledger = self._extender.state.ledger
-        return _pretty(inspect(ledger, self._named(name)))
+        # Node by node, since a large cluster's structures would stand in memory all at once.
+        nodes = [msgspec.Raw(encode(inspect(ledger, [each]).nodes[0])) for each in self._named(name)]
+        return _pretty({"nodes": nodes})
 
     def inspect_in(self, dialect: Inspects, name: str | None) -> Answer:
         return _pretty(dialect.inspect(self._extender.state.ledger, self._named(name)))

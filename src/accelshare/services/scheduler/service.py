@@ -48,15 +48,19 @@ KEEPALIVE_SECONDS = 120
 LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 64 * 1024 * 1024
+
+# Above the largest answer to filter, and below a look at a whole large cluster: that is rare, and what
+# it took is given back.
+_LARGEST_KEPT = 4 * 1024 * 1024
+_KEPT_IN_ALL = 8 * 1024 * 1024
 
 
 def tune_allocator() -> None:
     """glibc gives large buffers back to the kernel after each request, and page faults to get them again."""
     libc = _glibc()
     if libc is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_IN_ALL)
 
 
 def settle_memory() -> None:
@@ -133,14 +137,16 @@ class Service:
             client,
             "/api/v1/nodes",
             Node,
-            on_replace=lambda nodes, _: state.nodes_listed(nodes),
+            take=state.node_listed,
+            on_replace=lambda names, _: state.nodes_listed(names),
             on_event=self._node_event,
         )
         self._pods = Reflector(
             client,
             "/api/v1/pods",
             Pod,
-            on_replace=lambda pods, _: state.pods_listed(pods),
+            take=state.pod_listed,
+            on_replace=lambda uids, _: state.pods_listed(uids),
             on_event=self._pod_event,
             params=LIVE_PODS,
         )

@@ -72,8 +72,13 @@ class SchedulerState:
     def node_gone(self, node: Node) -> None:
         self.ledger.remove_node(node.name, node.metadata.uid)
 
-    def nodes_listed(self, nodes: Iterable[Node]) -> None:
-        self.ledger.replace_nodes(nodes)
+    def node_listed(self, node: Node) -> str:
+        self.ledger.set_node(node)
+        return node.name
+
+    def nodes_listed(self, names: Iterable[str]) -> None:
+        """The whole list has come, object by object; these were their names."""
+        self.ledger.keep_nodes(set(names))
 
     def pod_changed(self, pod: Pod) -> None:
         if not self._concerns(pod):
@@ -93,12 +98,17 @@ class SchedulerState:
             self.ledger.remove_pod(pod.metadata.uid)
             self._settled(pod.metadata.uid)
 
-    def pods_listed(self, pods: Iterable[Pod]) -> None:
-        ours = [pod for pod in pods if self._concerns(pod)]
-        listed = {pod.metadata.uid for pod in ours}
-        for pod in ours:
-            self.pod_changed(pod)
-        self.ledger.replace_pods(pod for pod in ours if pod.node)
+    def pod_listed(self, pod: Pod) -> str | None:
+        """None for a pod that is none of our business."""
+        if not self._concerns(pod):
+            return None
+        self.pod_changed(pod)
+        return pod.metadata.uid
+
+    def pods_listed(self, uids: Iterable[str | None]) -> None:
+        """The whole list has come, object by object; these were their UIDs."""
+        listed = {uid for uid in uids if uid is not None}
+        self.ledger.keep_pods(listed)
         for uid in [uid for uid in self.waiting if uid not in listed]:
             self._settled(uid, but_holds=True)
 

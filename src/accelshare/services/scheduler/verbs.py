@@ -8,6 +8,7 @@ Rule 5: a node in use scores 6 to 10, the fuller the higher, and an unused one b
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -49,17 +50,12 @@ def filter_nodes(state: SchedulerState, pod: Pod, names: list[str], best: int | 
 
 
 def fullest(names: Sequence[str], ranks: Sequence[int], count: int) -> list[str]:
-    """The names with the highest ranks, between equals the first ones; in the order in which they came."""
-    last = sorted(ranks)[-count]
-    equals = count - sum(1 for rank in ranks if rank > last)
-    found = []
-    for name, rank in zip(names, ranks, strict=True):
-        if rank > last:
-            found.append(name)
-        elif rank == last and equals:
-            found.append(name)
-            equals -= 1
-    return found
+    """The names with the highest ranks, between equals those that came first. There are more than count."""
+    ordered = sorted(ranks)
+    last = ordered[-count]
+    above = [name for name, rank in zip(names, ranks, strict=True) if rank > last]
+    equal = (name for name, rank in zip(names, ranks, strict=True) if rank == last)
+    return [*above, *islice(equal, count - len(above))]
 
 
 def _texts(ledger: Ledger, dialect: Dialect, reasons: dict[str, Reason]) -> dict[str, str]:
