@@ -116,7 +116,7 @@ def test_a_list_and_then_its_changes() -> None:
             "resourceVersion": "5",
             "fieldSelector": "spec.nodeName=n",
         }
-        assert scene.api.requests[0].query == {"limit": "500", "fieldSelector": "spec.nodeName=n"}
+        assert scene.api.requests[0].query == {"limit": "250", "fieldSelector": "spec.nodeName=n"}
 
     play([object_list([pod("a")], "5")], [Stream([changes], "hang")], body)
 

@@ -6,12 +6,14 @@ another pod, or to another node, is none.
 """
 
 from collections.abc import Callable
+from sys import intern
 
 import msgspec
 from msgspec import Struct
 
 from accelshare.core.errors import BadInput
 from accelshare.core.objects import Pod, Role
+from accelshare.core.once import once
 from accelshare.core.request import peak
 
 GRANT = "accelshare.io/grant"
@@ -65,9 +67,9 @@ def charges(grant: Grant) -> tuple[Charge, ...]:
             cards.setdefault(share.card, []).append((container.role, share))
     return tuple(
         Charge(
-            card,
+            intern(card),
             parts[0][1].index,
-            peak((role, share.memory) for role, share in parts),
+            once(peak((role, share.memory) for role, share in parts)),
             peak((role, share.compute) for role, share in parts),
             any(share.exclusive for _, share in parts),
         )

@@ -1,11 +1,14 @@
 """The cards of a node, and the one Node annotation that carries them from the agent to everybody else."""
 
+from functools import lru_cache
+from sys import intern
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from accelshare.core.errors import BadInput
+from accelshare.core.once import once
 
 INVENTORY = "accelshare.io/inventory"
 
@@ -15,7 +18,7 @@ Injection = Literal["cdi", "direct"]
 WORST_LINK = 0  # no link known between two cards: the way through the CPU
 
 
-class Card(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Card(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One physical accelerator. A new id in the same slot is another card."""
 
     id: str  # stable over restarts and reboots, unique in the cluster: the vendor's serial or UUID
@@ -49,6 +52,8 @@ class Inventory(Struct, frozen=True, omit_defaults=True, kw_only=True):
     version: int = 1  # of this format
 
 
+_NO_LINKS: dict[str, int] = {}
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Inventory)
 
@@ -71,4 +76,31 @@ def read_inventory(text: str) -> Inventory:
             raise BadInput(
                 f"annotation {INVENTORY}", card.id, "cards whose memory and index are not negative"
             )
-    return inventory
+    return structs.replace(
+        inventory,
+        driver=once(inventory.driver),
+        cards=tuple(map(_lean, inventory.cards)),
+        dialects=_front_ends(tuple(inventory.dialects.items())),
+    )
+
+
+@lru_cache(maxsize=256)
+def _front_ends(items: tuple[tuple[str, FrontEnd], ...]) -> dict[str, FrontEnd]:
+    return dict(items)
+
+
+def _lean(card: Card) -> Card:
+    """The same card, sharing what it has in common with thousands of others."""
+    return Card(
+        id=intern(card.id),
+        index=card.index,
+        memory=once(card.memory),
+        minor=card.minor,
+        model=once(card.model),
+        vendor=once(card.vendor),
+        numa=card.numa,
+        pcie=once(card.pcie),
+        links=card.links or _NO_LINKS,
+        healthy=card.healthy,
+        reason=card.reason,
+    )

@@ -20,6 +20,7 @@ from accelshare.core.errors import BadInput
 from accelshare.core.grant import GRANT, Charge, Grant, charges, grant_of
 from accelshare.core.inventory import INVENTORY, Card, Inventory, read_inventory
 from accelshare.core.objects import Node, Pod
+from accelshare.core.once import once
 from accelshare.core.units import Unit
 
 REMEMBERED_ENDS = 8192  # pods and nodes that are over, kept so that a late event cannot bring one back
@@ -48,7 +49,7 @@ class Reading(Protocol):
         ...
 
 
-class Tenant(Struct, kw_only=True):
+class Tenant(Struct, kw_only=True, gc=False):
     """A pod that takes room on a node."""
 
     uid: str
@@ -312,7 +313,7 @@ class Ledger:
             return None
         tenant = Tenant(
             uid=pod.metadata.uid,
-            namespace=pod.metadata.namespace,
+            namespace=once(pod.metadata.namespace),
             name=pod.metadata.name,
             node=self._state(pod.node).name,
             charges=(),
@@ -326,7 +327,7 @@ class Ledger:
             return tenant
         if signed is not None:
             tenant.charges = charges(signed.grant)
-            tenant.dialect, tenant.unit = signed.grant.dialect, signed.grant.unit
+            tenant.dialect, tenant.unit = once(signed.grant.dialect), once(signed.grant.unit)
         else:
             tenant.foreign = pod
             self._read_foreign(tenant, pod, self._state(pod.node))

@@ -5,6 +5,8 @@ nobody else names one.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -72,18 +74,25 @@ def selected(dialect: Dialect, node: Node) -> bool:
     return (node.metadata.labels or {}).get(key) == value
 
 
+@lru_cache(maxsize=256)
+def _mapping(offers: tuple[tuple[str, Offer], ...]) -> Mapping[str, Offer]:
+    """One mapping for all the nodes that offer the same."""
+    return MappingProxyType(dict(offers))
+
+
 class Dialects:
     """core.ledger.Reading, over all dialects."""
 
     def offers(self, node: Node, inventory: Inventory) -> Mapping[str, Offer]:
         if inventory.leaving or inventory.problem:
             return {}
-        offers = {}
+        offers = []
         for name, front_end in inventory.dialects.items():
             dialect = DIALECTS.get(name)
             if dialect is not None and selected(dialect, node):  # a newer agent may speak more than we do
-                offers[name] = Offer(unit_named(dialect, front_end.unit), front_end.mode == "counted")
-        return offers
+                offer = Offer(unit_named(dialect, front_end.unit), front_end.mode == "counted")
+                offers.append((name, offer))
+        return _mapping(tuple(offers))
 
     def foreign(self, pod: Pod, inventory: Inventory) -> Grant | None:
         for dialect in _ALL:

@@ -190,7 +190,7 @@ class Client:
         return await self.request("GET", path, into=into, params=params)
 
     async def list_pages(
-        self, path: str, item_type: type[T], params: Params | None = None, limit: int = 500
+        self, path: str, item_type: type[T], params: Params | None = None, limit: int = 250
     ) -> AsyncGenerator[Page[T], None]:
         """The list as it was at one moment. A list that takes too long to read ends in Gone: begin anew."""
         query = {**(params or {}), "limit": str(limit)}
