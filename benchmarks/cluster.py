@@ -32,21 +32,40 @@ def figures(only: str) -> Iterator[Figure]:
 # Wrong grants where ids are used again
 
 
-def reuse(waves: int = 26, seed: int = 1) -> Iterator[Figure]:
+def reuse(waves: int = 34, seed: int = 1) -> Iterator[Figure]:
     """Pods of half a card come and go, eight at a time, so that the same ids soon stand for other cards."""
     with Cluster(ensure()) as cluster, busy_cpus(4):
         services = Services(cluster)
-        services.start(agent=("--sweep", "0"))
+        services.start_scheduler()
+        services.start_agent("--sweep", "0", disturbed="shuffled-blocks")
+        services.use_extender()
         with cluster.namespace("reuse") as namespace:
-            told, wrong = _waves(services, namespace, waves, random.Random(seed))
+            seen = _waves(services, namespace, waves, random.Random(seed))
         services.stop()
-    yield Figure("e2e.pods.reuse", told, "pods", 200, at_least=True)
-    yield Figure("e2e.wrong_grants.reuse", wrong, "pods", 0)
+    yield Figure("e2e.pods.reuse", seen.reused, "pods", 200, at_least=True)
+    yield Figure("e2e.wrong_grants.reuse", seen.wrong, "pods", 0)
 
 
-def _waves(services: Services, namespace: str, waves: int, rng: random.Random) -> tuple[int, int]:
+class Seen:
+    """How many pods had the ids that an earlier one had for another card, and how many are wrong."""
+
+    def __init__(self) -> None:
+        self.reused = 0
+        self.wrong = 0
+        self._cards: dict[frozenset[str], set[str]] = {}
+
+    def look(self, services: Services, namespace: str, name: str) -> None:
+        pod = services.pod(namespace, name)
+        card = pod["metadata"]["annotations"]["enflame.com/gcu-device-id"]
+        cards = self._cards.setdefault(services.ids_of(pod["metadata"]["uid"]), set())
+        self.reused += bool(cards - {card})
+        cards.add(card)
+        self.wrong += not tells_right(services, namespace, name)
+
+
+def _waves(services: Services, namespace: str, waves: int, rng: random.Random) -> Seen:
     alive: list[str] = []
-    told = wrong = 0
+    seen = Seen()
     for wave in range(waves):
         rng.shuffle(alive)
         for name in alive[8:]:
@@ -57,10 +76,9 @@ def _waves(services: Services, namespace: str, waves: int, rng: random.Random) -
         services.create(namespace, *(telling_pod(name, 8) for name in new))
         services.running(namespace, *new, timeout=180)
         for name in new:
-            told += 1
-            wrong += not tells_right(services, namespace, name)
+            seen.look(services, namespace, name)
         alive += new
-    return told, wrong
+    return seen
 
 
 def telling_pod(name: str, units: int) -> dict[str, Any]:

@@ -22,11 +22,11 @@ GUIDE_NODE = ROOT / "examples" / "nodes" / "gcu-8x16.yaml"
 LABEL = "enflame.com/gcushare=true"
 
 
-def command(verb: str) -> list[str]:
+def command(verb: str, also: str | None = None) -> list[str]:
     """The service's command; with $ACCELSHARE_WITHOUT set, with that mechanism switched off."""
-    without = os.environ.get("ACCELSHARE_WITHOUT")
-    if without:
-        return [sys.executable, "-m", "tests.e2e.without", without, "--", verb]
+    switches = [switch for switch in (os.environ.get("ACCELSHARE_WITHOUT"), also) if switch]
+    if switches:
+        return [sys.executable, "-m", "tests.e2e.without", "+".join(switches), "--", verb]
     return [sys.executable, "-m", "accelshare", verb]
 
 
@@ -124,7 +124,8 @@ class Services:
         self.cluster.wait(lambda: self.get("/readyz", check=False), "the scheduler service to be ready")
         return process
 
-    def start_agent(self, *words: str) -> Process:
+    def start_agent(self, *words: str, disturbed: str | None = None) -> Process:
+        """disturbed: a switch of tests/e2e/without.py that makes life harder for it."""
         cluster = self.cluster
         node = cluster.api("GET", f"/api/v1/nodes/{cluster.node}")
         text = node["metadata"].get("annotations", {}).get("accelshare.io/inventory", "{}")
@@ -132,7 +133,7 @@ class Services:
         return cluster.run(
             "accelshare-agent",
             [
-                *command("agent"),
+                *command("agent", disturbed),
                 *("--kubeconfig", str(self.agent_identity.kubeconfig), "--node", cluster.node),
                 *("--driver", "simulated", "--driver-config", str(self.cards), "--poll", "0.5"),
                 *("--runtime-socket", str(cluster.cri_socket), "--state-dir", str(self.folder / "state")),
@@ -213,6 +214,18 @@ class Services:
         node = self.cluster.api("GET", f"/api/v1/nodes/{self.cluster.node}")
         inventory = json.loads(node["metadata"]["annotations"]["accelshare.io/inventory"])
         return [card["id"] for card in inventory["cards"]]
+
+    def ids_of(self, uid: str) -> frozenset[str]:
+        """The device ids that kubelet gave a pod, by its checkpoint."""
+        path = self.cluster.kubelet_dir / "device-plugins" / "kubelet_internal_checkpoint"
+        entries = json.loads(path.read_text())["Data"]["PodDeviceEntries"]
+        return frozenset(
+            name
+            for entry in entries
+            if entry["PodUID"] == uid
+            for names in entry["DeviceIDs"].values()
+            for name in names
+        )
 
     def device_list_bytes(self, resource: str) -> int:
         """How long the list is that kubelet was told of a resource, by the ids in its checkpoint."""

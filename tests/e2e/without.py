@@ -1,6 +1,7 @@
 """Runs a service with one mechanism switched off, to see that its test on the real cluster fails then.
 
     ACCELSHARE_WITHOUT=nudge ONLY=e2e.freed_room make figures
+    ACCELSHARE_WITHOUT=nonce ONLY=e2e.wrong_grants make figures
     ACCELSHARE_WITHOUT=scores .venv/bin/pytest --e2e tests/e2e/test_placement.py
 
 A mechanism counts as done when its test has failed once this way. Nothing of this is in the product: the
@@ -84,6 +85,23 @@ def no_scores() -> None:
     state.score = lambda rank: 0
 
 
+def shuffled_blocks() -> None:
+    """No mechanism less, but bad luck: the same ids come again and again, each time for another card."""
+    import random
+
+    from accelshare.services.agent.serving import Serving
+
+    async def prefer(self: Serving, available: list[str], must: list[str], size: int) -> list[str]:
+        blocks: dict[str, list[str]] = {}
+        for number in available:
+            card, _, place = number.rpartition("-")
+            blocks.setdefault(f"{card}:{int(place) // size}", []).append(number)
+        whole = [sorted(block) for block in blocks.values() if len(block) == size]
+        return random.choice(whole) if whole else sorted(available)[:size]
+
+    Serving.prefer = prefer  # type: ignore[assignment]
+
+
 SWITCHES: Mapping[str, Callable[[], None]] = {
     "nudge": no_nudge,
     "nonce": no_nonce,
@@ -92,9 +110,11 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "overfill": no_overfill_check,
     "hold": no_hold,
     "scores": no_scores,
+    "shuffled-blocks": shuffled_blocks,
 }
 
 if __name__ == "__main__":
     switch, _, *words = sys.argv[1:]
-    SWITCHES[switch]()
+    for name in switch.split("+"):
+        SWITCHES[name]()
     sys.exit(main(words))
