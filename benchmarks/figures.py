@@ -44,17 +44,17 @@ PARTS = (
 
 def wanted(part: Part, only: str, everything: bool) -> bool:
     if only:
-        return any(_below(prefix, only) or _below(only, prefix) for prefix in part.prefixes)
+        return any(below(prefix, only) or below(only, prefix) for prefix in part.prefixes)
     return part.unasked or everything
 
 
-def _below(name: str, above: str) -> bool:
+def below(name: str, above: str) -> bool:
     """By whole parts: a.bc is not below a.b."""
     return name == above or name.startswith(above + ".")
 
 
 def chosen(figures: Iterable[Figure], only: str) -> list[Figure]:
-    return [figure for figure in figures if not only or _below(figure.name, only)]
+    return [figure for figure in figures if not only or below(figure.name, only)]
 
 
 def main() -> int:

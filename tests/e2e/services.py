@@ -124,7 +124,7 @@ class Services:
         self.cluster.wait(lambda: self.get("/readyz", check=False), "the scheduler service to be ready")
         return process
 
-    def start_agent(self, *words: str, disturbed: str | None = None) -> Process:
+    def start_agent(self, *words: str, driver: str = "simulated", disturbed: str | None = None) -> Process:
         """disturbed: a switch of tests/e2e/without.py that makes life harder for it."""
         cluster = self.cluster
         node = cluster.api("GET", f"/api/v1/nodes/{cluster.node}")
@@ -135,7 +135,8 @@ class Services:
             [
                 *command("agent", disturbed),
                 *("--kubeconfig", str(self.agent_identity.kubeconfig), "--node", cluster.node),
-                *("--driver", "simulated", "--driver-config", str(self.cards), "--poll", "0.5"),
+                *("--driver", driver, "--poll", "0.5"),
+                *(("--driver-config", str(self.cards)) if driver == "simulated" else ()),
                 *("--runtime-socket", str(cluster.cri_socket), "--state-dir", str(self.folder / "state")),
                 *("--trusted-key", str(self.public)),
                 *words,

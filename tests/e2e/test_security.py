@@ -7,6 +7,7 @@ import pytest
 from .lab.api import ApiError
 from .services import Services, gcu_pod
 
+INVENTORY = "accelshare.io/inventory={}"
 MERGE = "application/merge-patch+json"
 
 
@@ -81,13 +82,20 @@ def test_an_agent_may_write_to_its_own_node_and_pods_only(services: Services, ns
     )
     try:
         agent = f"--kubeconfig={services.agent_identity.kubeconfig}"
-        said = cluster.kubectl(agent, "annotate", "node", "not-home", "a=b", check=False)
+        said = cluster.kubectl(agent, "annotate", "node", "not-home", INVENTORY, check=False)
         assert "may change its own node only" in said
         services.create(ns, gcu_pod("waiting", 20))
         said = cluster.kubectl(agent, "annotate", "pod", "-n", ns, "waiting", "a=b", check=False)
         assert "may change pods of its own node only" in said
-        said = cluster.kubectl(agent, "cordon", cluster.node, check=False)
-        assert "may change its node's annotations only" in said
+        said = cluster.kubectl(agent, "delete", "pod", "-n", ns, "waiting", check=False)
+        assert "may change pods of its own node only" in said
+        for words in (
+            ("cordon", cluster.node),
+            ("label", "node", cluster.node, "a=b"),
+            ("annotate", "node", cluster.node, "a=b"),
+        ):
+            said = cluster.kubectl(agent, *words, check=False)
+            assert "may change the annotations only that it writes" in said
     finally:
         cluster.remove_fake_nodes(["not-home"])
 

@@ -178,3 +178,31 @@ def device_nodes() -> Iterator[None]:
     yield
     for path in made:
         os.unlink(path)
+
+
+def test_direct_injection_puts_a_mixed_up_pod_right_by_making_it_anew(
+    plain: Services, device_nodes: None
+) -> None:
+    """Kubelet asks in its own order; who would get another's card is refused, deleted, and comes again."""
+    plain.start(agent=("--injection", "direct"))
+    with plain.cluster.namespace("mixed") as ns:
+        pod = gcu_pod("unused", 12)
+        template = {"metadata": {"labels": {"app": "mixed"}}, "spec": pod["spec"]}
+        spec = {"replicas": 6, "selector": {"matchLabels": {"app": "mixed"}}, "template": template}
+        body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "mixed"}, "spec": spec}
+        plain.cluster.api("POST", f"/apis/apps/v1/namespaces/{ns}/replicasets", body)
+
+        def ready() -> bool:
+            path = f"/apis/apps/v1/namespaces/{ns}/replicasets/mixed"
+            return bool(plain.cluster.api("GET", path)["status"].get("readyReplicas", 0) == 6)
+
+        plain.cluster.wait(ready, "six replicas", 120)
+        pods = plain.cluster.api("GET", f"/api/v1/namespaces/{ns}/pods")["items"]
+        for found in pods:
+            name, card = (
+                found["metadata"]["name"],
+                found["metadata"]["annotations"]["enflame.com/gcu-device-id"],
+            )
+            if not found["metadata"].get("deletionTimestamp"):
+                assert plain.sees(ns, name).devices == [f"gcu{card}"]
+        plain.cluster.api("DELETE", f"/apis/apps/v1/namespaces/{ns}/replicasets/mixed")
