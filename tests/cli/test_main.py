@@ -49,7 +49,7 @@ def test_an_unknown_verb_is_a_wrong_call() -> None:
     ("words", "code", "sentence"),
     [
         (("agent", "--driver", "simulated"), 2, "--node"),
-        (("agent", "--driver", "simulated", "--node", "n"), 1, "--trusted-key"),
+        (("agent", "--driver", "simulated", "--node", "n"), 2, "--trusted-key"),
         (
             ("agent", "--driver", "simulated", "--node", "n", "--unsigned", "--unit", "gcushare"),
             2,
@@ -57,7 +57,7 @@ def test_an_unknown_verb_is_a_wrong_call() -> None:
         ),
         (("agent", "--driver", "x", "--node", "n", "--unsigned", "--unit", "gcushare=3GB"), 2, "0.001GB"),
         (("agent", "--driver", "x", "--node", "n", "--unsigned", "--counted", "hamster"), 2, "gcushare"),
-        (("scheduler",), 1, "--signing-key"),
+        (("scheduler",), 2, "--signing-key"),
         (("scheduler", "--unsigned", "--http", "here"), 2, "HOST:PORT"),
         (("scheduler", "--unsigned", "--best", "3"), 2, "16 to 64"),
         (("scheduler", "--signing-key", "/nowhere/key"), 2, "PEM file with an Ed25519 private key"),
@@ -93,6 +93,61 @@ def test_a_driver_that_is_not_there_names_those_that_are(
     code, text = said(capsys, *words, "--state-dir", str(tmp_path))
     assert code == 2
     assert "one of enflame, simulated" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "of", "code", "sentence"),
+    [
+        ("--state-dir", "file", 1, "needs a folder of the host that it can write"),
+        ("--state-dir", "file/below", 1, "needs a folder of the host that it can write"),
+        ("--driver-config", "nowhere", 2, "a file that can be read"),
+    ],
+)
+def test_an_agent_without_its_files_says_which(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, of: str, code: int, sentence: str
+) -> None:
+    """In a line that names the path, and without a stack trace."""
+    config, cards = tmp_path / "file", tmp_path / "cards"
+    config.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+    )
+    cards.write_text("cards: [{serial: S1, memory: 16GiB}]\n")
+    paths = {"--state-dir": tmp_path / "state", "--driver-config": cards, given: tmp_path / of}
+    words = [str(word) for pair in paths.items() for word in pair]
+    ended, text = said(
+        capsys,
+        "agent",
+        "--driver",
+        "simulated",
+        "--node",
+        "n",
+        "--unsigned",
+        "--kubeconfig",
+        str(config),
+        *words,
+    )
+    assert (ended, len(text.splitlines())) == (code, 1)
+    assert str(tmp_path / of) in text
+    assert sentence in text
+
+
+def test_a_certificate_that_is_not_there_ends_the_scheduler_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anybody is served."""
+    config = tmp_path / "config"
+    config.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+    )
+    words = ("scheduler", "--unsigned", "--http", "127.0.0.1:0", "--kubeconfig", str(config))
+    code, text = said(capsys, *words, "--tls-cert", "/nowhere/cert", "--tls-key", "/nowhere/key")
+    assert code == 2
+    assert text.splitlines()[-1].startswith("accelshare scheduler: tls_cert is '/nowhere/cert'")
+    assert "Traceback" not in text
 
 
 def test_the_table_shows_cards_pods_and_what_is_wrong() -> None:

@@ -28,7 +28,7 @@ from accelshare.core.inventory import INVENTORY, Card, FrontEnd, Inventory, read
 from accelshare.core.ledger import Ledger
 from accelshare.core.objects import Container, Meta, Node, Pod, PodSpec, PodStatus
 from accelshare.core.placement import Placement, Rejection, grant, place, refusal
-from accelshare.core.request import Ask, ContainerRequest, PodRequest
+from accelshare.core.request import PodRequest
 from accelshare.core.units import GIB
 from accelshare.core.verdicts import Verdicts
 from accelshare.dialects import DIALECTS, Dialects, request_of
@@ -245,7 +245,7 @@ class World:
         cards = inventory.cards if inventory else ()
         notes = {GRANT: write_grant(binding.grant, sign)}
         if all(any(card.id == charge.card for card in cards) for charge in charges(binding.grant)):
-            notes |= GCUSHARE.write(binding.grant, cards)
+            notes |= GCUSHARE.write(binding.pod, binding.grant, cards)
         self._changed(uid, node=binding.grant.node, notes=notes)
         self.decided[uid] = binding.grant
         self.taken[uid] = charges(binding.grant)
@@ -262,7 +262,7 @@ class World:
         if request is None or not (pod.metadata.labels or {}).get("whole"):
             return request
         whole = tuple(
-            ContainerRequest(container.name, Ask(container.ask.role, exclusive=True))
+            structs.replace(container, ask=structs.replace(container.ask, exclusive=True))
             for container in request.containers
         )
         return structs.replace(request, containers=whole)
@@ -625,7 +625,7 @@ class World:
             raise Violation(f"node {node.name} takes no pods, and {pod.key} goes there")
         for asked, given in zip(request.containers, decided.containers, strict=True):
             (share,) = given.shares
-            size = CARD_GIB * GIB if asked.ask.exclusive else asked.ask.memory.count * GIB // PER_GB[unit]
+            size = asked.ask.memory.count * GIB // PER_GB[unit]
             if (given.name, share.memory) != (asked.name, size) or share.card not in healthy:
                 raise Violation(f"container {asked.name} of {pod.key} gets {given}")
         if [charge.memory for charge in charges(decided)] != [most_at_once(decided)]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from accelshare.core.grant import ContainerGrant, Grant, Share
 from accelshare.core.inventory import Card
 from accelshare.core.ledger import Ledger
-from accelshare.core.objects import Node, Pod
+from accelshare.core.objects import Node, Pod, version_number
 from accelshare.core.units import GIB
 from accelshare.dialects import Dialects
 from tests.builders import a_card, a_container, a_node, a_pod, an_inventory, bound, cards
@@ -288,6 +288,57 @@ def test_tenants_of_a_node_that_is_gone_are_found_again() -> None:
 
     ledger.set_node(a_node())
     assert free(ledger) == [12, 4]
+
+
+def test_a_list_ends_no_pod_that_was_read_when_it_was_older() -> None:
+    """It was made and read bound after the list's moment: its later events still count."""
+    ledger = fold(a_node())
+    ledger.set_pod(a_tenant(version=12))
+    ledger.set_pod(a_tenant("q", version=8))
+    ledger.replace_pods([], version=10)
+    assert free(ledger) == [12, 16]
+
+    ledger.set_pod(a_tenant(version=13))
+    assert free(ledger) == [12, 16]
+
+
+def test_a_list_of_no_version_says_all_there_is() -> None:
+    """After a restore from a backup, versions are not to be compared."""
+    ledger = fold(a_node())
+    ledger.set_pod(a_tenant(version=12))
+    ledger.replace_pods([])
+
+    assert free(ledger) == [16, 16]
+
+
+@pytest.mark.parametrize("version", ["", "x", "1e3", "-4", "\u0663", "9" * 5000])
+def test_a_version_that_is_no_number_says_nothing(version: str) -> None:
+    """And ends nothing: objects are taken as they come."""
+    node, pod = a_node(), a_tenant()
+    node.metadata.resourceVersion = pod.metadata.resourceVersion = version
+
+    assert version_number(version) == 0
+    assert free(fold(node, pod)) == [12, 16]
+
+
+def told_majorities(ledger: Ledger) -> list[tuple[str, str]]:
+    told: list[tuple[str, str]] = []
+    ledger.on_majority.append(lambda dialect: told.append((dialect, ledger.majority_unit(dialect))))
+    return told
+
+
+def test_a_new_majority_is_told_once_it_stands() -> None:
+    """By whichever node brought it about: one that comes, one that changes, one that goes."""
+    ledger = fold(a_node("n1"), a_node("n2"), a_node("n3", an_inventory(unit="0.01GB")))
+    told = told_majorities(ledger)
+
+    ledger.set_node(a_node("n1", an_inventory(unit="0.01GB")))
+    ledger.set_node(a_node("n4"))
+    ledger.set_node(a_node("n5"))
+    for name in ("n2", "n4"):
+        ledger.remove_node(name)
+
+    assert told == [("gcushare", "0.01GB"), ("gcushare", "1GB"), ("gcushare", "0.01GB")]
 
 
 def test_a_list_replaces_what_was_known() -> None:

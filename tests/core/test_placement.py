@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
+from msgspec import structs
 
 from accelshare.core.grant import ContainerGrant, Grant, Share
 from accelshare.core.inventory import Card
 from accelshare.core.ledger import Ledger, NodeState
-from accelshare.core.objects import Pod
+from accelshare.core.objects import Node, Pod
 from accelshare.core.placement import Placement, Reason, Rejection, grant, place, refusal
+from accelshare.core.policy import POLICIES, CardView, Policy
 from accelshare.core.request import Amount, Ask, ContainerRequest, Group, PodRequest, Selector, Shape
 from accelshare.core.units import GIB
 from accelshare.dialects import Dialects
@@ -28,6 +30,9 @@ def a_state(of: Sequence[Card] = cards(4), used: Mapping[int, Use] | None = None
 
 def a_grant(uid: str, *shares: Share) -> Grant:
     return Grant(dialect="gcushare", uid=uid, node="n1", containers=(ContainerGrant("c", "app", shares),))
+
+
+WHOLE = Ask("app", Amount(100, "percent"), 100, exclusive=True)
 
 
 def share(gib: int) -> Ask:
@@ -87,11 +92,35 @@ FITS: list[tuple[str, Shape, dict[int, Use], tuple[tuple[int, ...], ...]]] = [
     ),
     (
         "the whole card: an unused one",
-        a_shape(one(Ask("app", exclusive=True))),
+        a_shape(one(WHOLE)),
         used(c0=(1, 0, False)),
         ((1,),),
     ),
-    ("two whole cards", a_shape(one(Ask("app", exclusive=True), 2)), used(c1=(1, 0, False)), ((0, 2),)),
+    ("two whole cards", a_shape(one(WHOLE, 2)), used(c1=(1, 0, False)), ((0, 2),)),
+    (
+        "alone, also beside the pod's other containers",
+        a_shape(one(share(1)), one(Ask("app", Amount(1), exclusive=True)), one(share(1))),
+        {},
+        ((0,), (1,), (0,)),
+    ),
+    (
+        "an init container is over before the one that wants to be alone",
+        a_shape(one(Ask("init", Amount(1), exclusive=True)), one(Ask("app", Amount(1), exclusive=True))),
+        {},
+        ((0,), (0,)),
+    ),
+    (
+        "containers that share a card may be alone together",
+        a_shape(Group((Ask("app", Amount(4), exclusive=True), share(4)))),
+        used(c0=(1, 0, False)),
+        ((1,),),
+    ),
+    (
+        "a card that is not crowded",
+        structs.replace(a_shape(one(share(1))), most=1),
+        used(c0=(4, 0, False)),
+        ((1,),),
+    ),
     (
         "nothing beside a whole card",
         a_shape(one(share(1))),
@@ -157,7 +186,7 @@ REFUSED: list[tuple[str, Shape, Sequence[Card], dict[int, Use], dict[str, int]]]
     ),
     (
         "in use, where a whole card is asked for",
-        a_shape(one(Ask("app", exclusive=True))),
+        a_shape(one(WHOLE)),
         cards(2),
         used(c0=(1, 0, False), c1=(16, 100, True)),
         {"in use": 1, "held whole": 1},
@@ -178,6 +207,13 @@ REFUSED: list[tuple[str, Shape, Sequence[Card], dict[int, Use], dict[str, int]]]
         {"not wanted": 3},
     ),
     ("no cards at all", a_shape(one(share(1))), (), {}, {}),
+    (
+        "as many pods as the request bears",
+        structs.replace(a_shape(one(share(1))), most=1),
+        cards(2),
+        used(c0=(1, 0, False), c1=(1, 0, False)),
+        {"crowded": 2},
+    ),
 ]
 
 
@@ -191,15 +227,29 @@ def test_no_room_counts_its_reasons(
     assert place(shape, a_state(of, use)) == Rejection(Reason.NO_ROOM, reasons)
 
 
+def test_a_policy_may_find_no_such_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the cards fits, and no two of them are on one NUMA node: a refusal like any other."""
+
+    def same_numa(views: Sequence[CardView], count: int) -> Sequence[int]:
+        return next((pair for pair in [(0, 1)] if views[0].numa == views[1].numa), ())[:count]
+
+    monkeypatch.setitem(POLICIES, "same numa", Policy(same_numa))
+    far = [structs.replace(card, numa=card.index) for card in cards(2)]
+    shape = a_shape(one(share(1), 2), policy="same numa")
+
+    assert place(shape, a_state(cards(2))) == Placement(((0, 1),))
+    assert place(shape, a_state(far)) == Rejection(Reason.NO_ROOM, {"no such set": 2})
+
+
 def test_a_model_is_part_of_a_name() -> None:
-    """Any of them will do."""
-    shape = a_shape(one(share(1)), selector=Selector(models=("A100", "S6")))
+    """Any of them will do, in capitals or not."""
+    shape = a_shape(one(share(1)), selector=Selector(models=("A100", "s6")))
 
     assert place(shape, a_state(SICK)) == Placement(((2,),))
 
 
 def a_pod_request(*asks: int, together: bool = False) -> PodRequest:
-    containers = tuple(ContainerRequest(f"c{at}", share(ask)) for at, ask in enumerate(asks))
+    containers = tuple(ContainerRequest(f"c{at}", share(ask), ask) for at, ask in enumerate(asks))
     return PodRequest("gcushare", containers, "fullest", together=together)
 
 
@@ -235,11 +285,21 @@ def test_containers_apart_get_their_own_cards() -> None:
 
 
 def test_a_whole_card_is_granted_whole() -> None:
-    """All its memory and compute, whatever was asked beside."""
-    request = PodRequest("gcushare", (ContainerRequest("c", Ask("app", exclusive=True)),), "fullest")
+    """All its memory and compute, and one id for it where the resource counts cards."""
+    request = PodRequest("gcushare", (ContainerRequest("c", WHOLE, 1),), "fullest")
 
     assert granted(request, a_state()) == (
-        ContainerGrant("c", "app", (Share("GCU-0", 0, 16 * GIB, 100, exclusive=True),)),
+        ContainerGrant("c", "app", (Share("GCU-0", 0, 16 * GIB, 100, exclusive=True),), 1),
+    )
+
+
+def test_nobody_beside_is_not_all_the_memory() -> None:
+    """Who wants to be alone gets what was asked for, and the rest of the card stays unused."""
+    alone = Ask("app", Amount(4), exclusive=True)
+    request = PodRequest("gcushare", (ContainerRequest("c", alone, 4),), "fullest")
+
+    assert granted(request, a_state(used=used(c0=(1, 0, False)))) == (
+        ContainerGrant("c", "app", (Share("GCU-1", 1, 4 * GIB, exclusive=True),), 4),
     )
 
 
@@ -247,6 +307,12 @@ def a_fold(*, label: bool = True, counted: bool = False, unit: str = "1GB", pod:
     node = a_node("n1", an_inventory(unit=unit, counted=counted), label=label)
     return Ledger.fold(Dialects(), [node, a_node("bare", None)], [pod] if pod else [])
 
+
+def fold_of(node: Node) -> Ledger:
+    return Ledger.fold(Dialects(), [node], [])
+
+
+TOO_MANY = structs.replace(an_inventory(), problem="128000 ids, of which kubelet takes fewer")
 
 SHAPE = a_shape(one(share(1)))
 
@@ -258,6 +324,10 @@ SHAPE = a_shape(one(share(1)))
         (a_fold(), "n9", "1GB", Reason.UNKNOWN_NODE),
         (a_fold(pod=a_pod("p", 1, node="n9")), "n9", "1GB", Reason.UNKNOWN_NODE),
         (a_fold(), "bare", "1GB", Reason.NO_AGENT),
+        (fold_of(a_node("n1", "rubbish")), "n1", "1GB", Reason.UNREADABLE),
+        (fold_of(a_node("n1", an_inventory(unit="3GB"))), "n1", "1GB", Reason.UNREADABLE),
+        (fold_of(a_node("n1", an_inventory(leaving=True))), "n1", "1GB", Reason.CLOSED),
+        (fold_of(a_node("n1", TOO_MANY)), "n1", "1GB", Reason.CLOSED),
         (a_fold(label=False), "n1", "1GB", Reason.NOT_OFFERED),
         (a_fold(unit="0.1GB"), "n1", "1GB", Reason.OTHER_UNIT),
     ],

@@ -57,7 +57,7 @@ def test_an_amount_becomes_bytes_on_a_card(amount: Amount, size: int) -> None:
 
 
 def a_request(*names: str, together: bool = False, cards: int = 1) -> PodRequest:
-    asks = tuple(ContainerRequest(name, Ask("app", Amount(2)), cards) for name in names)
+    asks = tuple(ContainerRequest(name, Ask("app", Amount(2)), 2, cards) for name in names)
     return PodRequest("d", asks, "fullest", together=together)
 
 

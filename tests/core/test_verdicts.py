@@ -1,15 +1,17 @@
 """Verdicts: a remembered answer is the answer that asking anew would give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from accelshare.core.grant import ContainerGrant, Grant, Share
 from accelshare.core.inventory import Card
 from accelshare.core.ledger import Ledger
 from accelshare.core.placement import Reason, Rejection, place, refusal
+from accelshare.core.policy import POLICIES, CardView, Policy
 from accelshare.core.request import Amount, Ask, Group, Selector, Shape
 from accelshare.core.units import GIB
 from accelshare.core.verdicts import REMEMBERED_SHAPES, Verdicts
@@ -34,7 +36,9 @@ SHAPES = [
     a_shape(Ask("app", Amount(2)), cards=2),
     a_shape(Ask("app", Amount(2)), slots=False),
     a_shape(Ask("app", Amount(1), compute=30)),
-    a_shape(Ask("app", exclusive=True)),
+    a_shape(Ask("app", Amount(100, "percent"), 100, exclusive=True)),
+    a_shape(Ask("app", Amount(2), exclusive=True)),
+    structs.replace(a_shape(Ask("app", Amount(1))), most=1),
     a_shape(Ask("app", Amount(25, "percent"))),
     a_shape(Ask("app", Amount(0))),
     a_shape(Ask("app", Amount(1)), selector=Selector(ids=("n1-0",))),
@@ -168,3 +172,20 @@ def test_forgotten_shapes_are_answered_all_the_same() -> None:
 
     fits = [verdicts.fits(a_shape(Ask("app", Amount(amount))), "n0") for amount in amounts]
     assert fits == [amount <= 16 for amount in amounts]
+
+
+def test_a_policy_that_may_refuse_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is not the whole question then: here only cards that nobody is on will do."""
+
+    def unused(views: Sequence[CardView], count: int) -> Sequence[int]:
+        return [at for at, view in enumerate(views) if not view.tenants][:count]
+
+    monkeypatch.setitem(POLICIES, "unused", Policy(unused))
+    ledger = Ledger(Dialects())
+    set_node("n0", 16 * GIB, "1GB", True, False, True, 1)(ledger)
+    verdicts = Verdicts(ledger)
+    shape = structs.replace(a_shape(Ask("app", Amount(1))), policy="unused")
+
+    assert verdicts.ask(shape, ["n0"]) == (["n0"], {})
+    hold(1, "n0", 0, GIB, 0, False)(ledger)
+    assert verdicts.ask(shape, ["n0"]) == ([], {"n0": Reason.NO_ROOM})

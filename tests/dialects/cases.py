@@ -14,9 +14,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from accelshare.core.grant import ContainerGrant, Grant, Share
 from accelshare.core.inventory import INVENTORY, Card, FrontEnd, Inventory, write_inventory
-from accelshare.core.objects import Meta, Node, Pod, Role
+from accelshare.core.objects import Container, Meta, Node, Pod, PodSpec, Role
 from accelshare.core.units import GIB, Unit
-from accelshare.dialects import DIALECTS
+from accelshare.dialects import DIALECTS, unit_named
 from accelshare.dialects.interface import Dialect, SelectsNodes
 
 HERE = Path(__file__).parent
@@ -86,7 +86,7 @@ class Case(Struct, forbid_unknown_fields=True, frozen=True):
         )
 
     def unit(self, dialect: Dialect) -> Unit:
-        return dialect.units[self.node.unit]
+        return unit_named(dialect, self.node.unit)
 
     def inventory(self, dialect: Dialect) -> Inventory:
         front_ends = {dialect.name: FrontEnd(self.node.unit)}
@@ -96,6 +96,13 @@ class Case(Struct, forbid_unknown_fields=True, frozen=True):
         labels = dict([dialect.node_label]) if isinstance(dialect, SelectsNodes) else {}
         annotations = {INVENTORY: write_inventory(self.inventory(dialect))}
         return Node(Meta(name=NODE, labels=labels, annotations=annotations))
+
+    def given_pod(self) -> Pod:
+        """The pod of the given grant; one with its containers where the case shows none."""
+        if self.pod is not None or self.grant is None:
+            return self.pod or Pod(Meta(), PodSpec())
+        containers = [Container(part.name) for part in self.grant.containers]
+        return Pod(Meta(name="p", uid="uid"), PodSpec(containers, nodeName=NODE))
 
     def given_grant(self, dialect: Dialect) -> Grant:
         assert self.grant is not None

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from accelshare.core.container import Edits
 from accelshare.core.errors import BadInput
-from accelshare.core.grant import ContainerGrant, Grant
+from accelshare.core.grant import Charge, ContainerGrant, Grant
 from accelshare.core.inventory import Card, FrontEnd, Inventory
 from accelshare.core.ledger import Offer
 from accelshare.core.objects import Container, Meta, Pod, PodSpec, Resources
 from accelshare.core.placement import Reason
 from accelshare.core.request import Amount, Ask, ContainerRequest, PodRequest
-from accelshare.core.units import GIB, MIB, Unit
+from accelshare.core.units import BYTE, GIB, MIB, Unit
 from accelshare.dialects import DIALECTS, SLOT, Dialects, request_of, speaks, unit_named
 from accelshare.dialects.amounts import amount
 from accelshare.dialects.interface import Dialect
@@ -29,25 +30,31 @@ class Tiny:
 
     def request(self, pod: Pod) -> PodRequest | None:
         asks = tuple(
-            ContainerRequest(container.name, Ask(role, Amount(count)))
+            ContainerRequest(container.name, Ask(role, Amount(count)), count)
             for role, container in pod.containers()
             if (count := amount(container, self.primary))
         )
         return PodRequest(self.name, asks, "emptiest") if asks else None
 
-    def write(self, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
+    def write(self, pod: Pod, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
         return {}
 
     def read(self, pod: Pod, inventory: Inventory) -> Grant | None:
         return None
 
-    def env(self, container: ContainerGrant, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
-        return {}
+    def edits(self, pod: Pod, container: ContainerGrant, grant: Grant, cards: Sequence[Card]) -> Edits:
+        return Edits()
+
+    def capacity(self, card: Card, unit: Unit) -> int:
+        return unit.count(card.memory)
+
+    def taken(self, charge: Charge, unit: Unit) -> int:
+        return unit.nearest(charge.memory)
 
     def ids(self, card: Card, unit: Unit) -> Sequence[str]:
         return ()
 
-    def refusal(self, reason: Reason) -> str:
+    def refusal(self, reason: Reason, node: str) -> str:
         return str(reason)
 
 
@@ -164,3 +171,16 @@ def test_an_unknown_unit_is_bad_input() -> None:
     """The sentence names those that there are."""
     with pytest.raises(BadInput, match=r"'3GB'; allowed is 1GB, 0\.1GB, 0\.01GB, 0\.001GB"):
         unit_named(DIALECTS["gcushare"], "3GB")
+
+
+class Unitless(Tiny):
+    units: Mapping[str, Unit] = {}
+
+
+def test_a_dialect_without_units_counts_in_bytes() -> None:
+    """Its unit has no name; naming one is bad input."""
+    assert unit_named(Unitless(), "") == BYTE
+    with pytest.raises(BadInput, match="'1GB'; allowed is none"):
+        unit_named(Unitless(), "1GB")
+    with pytest.raises(BadInput, match="''; allowed is 1GB"):
+        unit_named(DIALECTS["gcushare"], "")

@@ -75,13 +75,14 @@ def test_an_empty_node_says_no(dialect: Dialect, case: Case) -> None:
 
     found = place(request.shape(), ledger.nodes[NODE])
     assert isinstance(found, Rejection)
-    assert dialect.refusal(found.reason) == case.expect.verdict
+    assert dialect.refusal(found.reason, NODE) == case.expect.verdict
 
 
 @that_expect("annotations")
 def test_a_grant_is_written(dialect: Dialect, case: Case) -> None:
     """As the system's own tools read it."""
-    assert dialect.write(case.given_grant(dialect), case.cards) == case.expect.annotations
+    grant = case.given_grant(dialect)
+    assert dialect.write(case.given_pod(), grant, case.cards) == case.expect.annotations
 
 
 @that_expect("annotations")
@@ -102,7 +103,8 @@ def test_a_container_reads_its_grant(dialect: Dialect, case: Case) -> None:
     grant = case.given_grant(dialect)
     card = case.cards[case.grant.card if case.grant else 0]
 
-    found = {container.name: dialect.env(container, grant, [card]) for container in grant.containers}
+    pod = case.given_pod()
+    found = {each.name: dict(dialect.edits(pod, each, grant, [card]).env) for each in grant.containers}
     assert found == case.expect.env
 
 
@@ -152,7 +154,7 @@ def test_the_ids_of_cards(dialect: Dialect, case: Case) -> None:
 def test_what_a_node_shows(dialect: Dialect, case: Case) -> None:
     """One id a unit, and what is only counted."""
     shown: Counter[str] = Counter()
-    shown[dialect.primary] = sum(len(dialect.ids(card, case.unit(dialect))) for card in case.cards)
+    shown[dialect.primary] = sum(dialect.capacity(card, case.unit(dialect)) for card in case.cards)
     if isinstance(dialect, CountsNodes):
         shown.update({each.resource: each.amount for each in dialect.counted(case.cards)})
 

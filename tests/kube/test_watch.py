@@ -97,6 +97,28 @@ def play(lists: list[Scripted], watches: list[Scripted], body: Callable[[Scene],
     asyncio.run(whole())
 
 
+def test_a_list_may_be_compared_with_what_was_known_before() -> None:
+    """A server that came back from a backup is behind it."""
+    known: list[str] = []
+
+    async def body(scene: Scene) -> None:
+        def on_replace(pods: list[Pod], version: str) -> None:
+            known.append(reflector.resource_version)
+            scene.on_replace(pods, version)
+
+        reflector = scene.reflector(on_replace=on_replace)
+        async with running(reflector):
+            await scene.expect(("REPLACE", ["a"], "5"), ("ADDED", "b", "9"), ("REPLACE", ["a"], "6"))
+        assert known == ["", "9"]
+
+    gone = line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+    play(
+        [object_list([pod("a", "5")], "5"), object_list([pod("a", "5")], "6")],
+        [Stream([line("ADDED", pod("b", "9")), gone]), Stream([], "hang")],
+        body,
+    )
+
+
 def test_a_list_and_then_its_changes() -> None:
     """What stood comes as one replacement, what changes as events, each once and in order."""
     changes = b"".join(

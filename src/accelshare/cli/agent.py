@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from accelshare.cli import connection
-from accelshare.core.errors import AccelshareError, BadInput
+from accelshare.core.errors import BadInput
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
     from accelshare.services.agent.settings import AgentSettings, front_ends
 
     to_stderr(args.log_level)
+    if not args.poll > 0 or not args.sweep >= 0:
+        raise BadInput("--poll and --sweep", (args.poll, args.sweep), "seconds above 0, and from 0 on")
     if not args.node:
-        raise BadInput("--node", args.node, "the name of this node, or $NODE_NAME set to it")
+        raise BadInput("--node", args.node or "", "the name of this node, or $NODE_NAME set to it")
     if not args.trusted_key and not args.unsigned:
-        raise AccelshareError(
-            "no --trusted-key: give the scheduler service's public key, or --unsigned to serve grants that "
-            "nobody signed"
-        )
+        allowed = "the scheduler service's public key; or --unsigned, to serve grants that nobody signed"
+        raise BadInput("--trusted-key", "", allowed)
     settings = AgentSettings(
         node=args.node,
         driver=args.driver,

@@ -45,3 +45,6 @@ def main(words: list[str]) -> int:
         # Whoever read our output has had enough.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        print(f"accelshare {args.verb}: {error}", file=sys.stderr)
+        return 1

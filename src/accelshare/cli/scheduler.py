@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 
 from accelshare.cli import connection
-from accelshare.core.errors import AccelshareError, BadInput
+from accelshare.core.errors import BadInput
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,10 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
     to_stderr(args.log_level)
     if args.signing_key is None and not args.unsigned:
-        raise AccelshareError(
-            "no --signing-key: give the Ed25519 private key that signs grants, or --unsigned, which agents "
-            "then need too"
+        allowed = (
+            "the file of the Ed25519 private key that signs grants; or --unsigned, which agents then need too"
         )
+        raise BadInput("--signing-key", "", allowed)
+    if args.signing_key is not None and args.unsigned:
+        raise BadInput("--unsigned", True, "one of --signing-key and --unsigned")
     host, port = _address(args.http)
     settings = Settings(
         host=host,

@@ -37,7 +37,7 @@ class ContainerGrant(Struct, frozen=True, omit_defaults=True):
     name: str
     role: Role
     shares: tuple[Share, ...]
-    units: int = 0  # as the pod asked, in the grant's unit; kubelet's ids are counted in these
+    units: int = 0  # of the dialect's primary resource, as the pod asked: so many ids kubelet hands out
 
 
 class Grant(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -47,7 +47,7 @@ class Inventory(Struct, frozen=True, omit_defaults=True, kw_only=True):
     dialects: dict[str, FrontEnd] = {}
     injection: Injection | None = None
     problem: str = ""  # why the node offers nothing, in a sentence
-    agent: str = ""  # version of the agent that wrote this
+    agent: str = ""  # which agent wrote this: its version, when it started, and a number drawn
     leaving: bool = False  # this agent is about to go: it serves what is bound and takes nothing new
     version: int = 1  # of this format
 

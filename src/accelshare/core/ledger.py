@@ -19,7 +19,7 @@ from msgspec import Struct
 from accelshare.core.errors import BadInput
 from accelshare.core.grant import GRANT, Charge, Grant, charges, grant_of
 from accelshare.core.inventory import INVENTORY, Card, Inventory, read_inventory
-from accelshare.core.objects import Node, Pod
+from accelshare.core.objects import Node, Pod, version_number
 from accelshare.core.once import once
 from accelshare.core.units import Unit
 
@@ -150,6 +150,7 @@ class Ledger:
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._units: dict[str, Counter[str]] = {}  # dialect -> how many nodes have which unit
         self.on_change: list[Callable[[str], None]] = []  # told the name of a node whose room changed
+        self.on_majority: list[Callable[[str], None]] = []  # told a dialect whose majority unit changed
 
     @classmethod
     def fold(cls, reading: Reading, nodes: Iterable[Node], pods: Iterable[Pod]) -> "Ledger":
@@ -163,7 +164,7 @@ class Ledger:
     # Nodes
 
     def set_node(self, node: Node) -> None:
-        uid, version = node.metadata.uid, int(node.metadata.resourceVersion or 0)
+        uid, version = node.metadata.uid, version_number(node.metadata.resourceVersion)
         if uid in self._ended:
             return
         state = self._state(node.name)
@@ -186,6 +187,7 @@ class Ledger:
         if state.known and (state.inventory, state.problem, state.offers) == (inventory, problem, offers):
             state.seen = seen
             return
+        majorities = self._majorities(state.offers.keys() | offers.keys())
         self._count_units(state, -1)
         state.known, state.seen = True, seen
         state.inventory, state.problem, state.offers = inventory, problem, offers
@@ -193,6 +195,7 @@ class Ledger:
         self._count_units(state, +1)
         self._read_all_foreign(state)
         self._changed(state)
+        self._tell_majorities(majorities)
 
     def remove_node(self, name: str, uid: str = "") -> None:
         """With the uid of the node that is gone, a newer node of the same name stays."""
@@ -203,11 +206,13 @@ class Ledger:
             return
         if state.uid:
             self._remember_end(state.uid)
+        majorities = self._majorities(state.offers.keys())
         self._count_units(state, -1)
         state.known = False
         state.inventory, state.problem, state.offers, state.cards = None, "", {}, ()
         self._read_all_foreign(state)
         self._changed(state)
+        self._tell_majorities(majorities)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
         listed = set()
@@ -237,7 +242,7 @@ class Ledger:
             return
         if not pod.node:
             return  # it waits; a hold of it stays until its binding is seen or given up
-        version = int(pod.metadata.resourceVersion or 0)
+        version = version_number(pod.metadata.resourceVersion)
         known = self.tenants.get(uid)
         if known is not None and not known.held and known.version >= version > 0:
             return
@@ -250,17 +255,30 @@ class Ledger:
     def remove_pod(self, uid: str) -> None:
         self._end(uid)
 
-    def replace_pods(self, pods: Iterable[Pod]) -> None:
+    def replace_pods(self, pods: Iterable[Pod], version: int = 0) -> None:
         listed = set()
         for pod in pods:
             listed.add(pod.metadata.uid)
             self.set_pod(pod)
-        self.keep_pods(listed)
+        self.keep_pods(listed, version)
 
-    def keep_pods(self, listed: Collection[str]) -> None:
-        """A whole list has been gone through: pods whose UIDs are not in it are gone."""
-        for uid in [uid for uid, tenant in self.tenants.items() if not tenant.held and uid not in listed]:
+    def keep_pods(self, listed: Collection[str], version: int = 0) -> None:
+        """A whole list has been gone through: pods whose UIDs are not in it are gone.
+
+        version is the list's. A pod that was read when it was newer is none that the list could name; 0 says
+        that versions are not to be compared, as after a server came back from a backup.
+        """
+        gone = [
+            uid
+            for uid, tenant in self.tenants.items()
+            if not tenant.held and uid not in listed and not tenant.version > version > 0
+        ]
+        for uid in gone:
             self._end(uid)
+
+    def is_over(self, uid: str) -> bool:
+        """Whether this pod or node is known to be gone for good."""
+        return uid in self._ended
 
     def hold(self, pod: Pod, grant: Grant) -> None:
         """Takes the room of a binding that has been decided and not yet been seen.
@@ -387,6 +405,16 @@ class Ledger:
             units[offer.unit.name] += step
             if not units[offer.unit.name]:
                 del units[offer.unit.name]
+
+    def _majorities(self, dialects: Iterable[str]) -> dict[str, str]:
+        return {dialect: self.majority_unit(dialect) for dialect in dialects}
+
+    def _tell_majorities(self, before: Mapping[str, str]) -> None:
+        """Nodes that did not change themselves answer otherwise now."""
+        for dialect, unit in before.items():
+            if self.majority_unit(dialect) != unit:
+                for tell in self.on_majority:
+                    tell(dialect)
 
     def _changed(self, state: NodeState) -> None:
         state.count()

@@ -13,6 +13,14 @@ Role = Literal["init", "sidecar", "app"]
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
+_LONGEST_VERSION = 20  # digits of the largest number in 64 bits
+
+
+def version_number(text: str) -> int:
+    """A resource version to be compared with another of its kind; 0 where it says nothing."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_VERSION else 0
+
+
 class OwnerReference(Struct, gc=False):
     kind: str = ""
     name: str = ""

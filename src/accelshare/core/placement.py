@@ -20,6 +20,8 @@ class Reason(StrEnum):
 
     UNKNOWN_NODE = "unknown node"
     NO_AGENT = "no node agent"
+    UNREADABLE = "unreadable inventory"
+    CLOSED = "no new pods now"
     NOT_OFFERED = "not offered"
     OTHER_UNIT = "other unit"
     NO_SLOT = "no slot"
@@ -33,8 +35,10 @@ class CardReason(StrEnum):
     NOT_WANTED = "not wanted"
     IN_USE = "in use"
     EXCLUSIVE = "held whole"
+    CROWDED = "crowded"  # as many pods as the request bears are there
     COMPUTE = "compute"
     MEMORY = "memory"
+    NO_SET = "no such set"  # it fits, and not together with others in the way that the policy wants
 
 
 class Rejection(Struct, frozen=True):
@@ -52,6 +56,7 @@ class Taken:
     """What the pod being placed has taken so far of each card, on top of what others have."""
 
     def __init__(self) -> None:
+        self._groups: dict[int, list[Group]] = {}
         self._memory: dict[int, list[tuple[Role, int]]] = {}
         self._compute: dict[int, list[tuple[Role, int]]] = {}
 
@@ -61,17 +66,44 @@ class Taken:
     def compute_with(self, at: int, asks: Sequence[tuple[Role, int]]) -> int:
         return peak([*self._compute.get(at, ()), *asks])
 
-    def add(self, at: int, memory: Sequence[tuple[Role, int]], compute: Sequence[tuple[Role, int]]) -> None:
+    def bears(self, at: int, group: Group) -> bool:
+        """Whether nobody who is to be alone on the card would run beside another group's containers."""
+        before = self._groups.get(at)
+        return not before or not _meet([*before, group])
+
+    def add(
+        self, at: int, group: Group, memory: Sequence[tuple[Role, int]], compute: Sequence[tuple[Role, int]]
+    ) -> None:
+        self._groups.setdefault(at, []).append(group)
         self._memory.setdefault(at, []).extend(memory)
         self._compute.setdefault(at, []).extend(compute)
+
+
+def _meet(groups: Sequence[Group]) -> bool:
+    """Whether containers of two groups run at the same time, one of which wants nobody beside.
+
+    As in peak(): plain init containers run beside the sidecars that started before them, and no others.
+    """
+    running: list[tuple[int, Ask]] = []
+    for at, group in enumerate(groups):
+        for ask in group.asks:
+            if any(other != at and (ask.exclusive or beside.exclusive) for other, beside in running):
+                return True
+            if ask.role != "init":
+                running.append((at, ask))
+    return False
 
 
 def refusal(shape: Shape, state: NodeState | None, majority: str) -> Reason | None:
     """Why this node takes no pod like this, however small. majority is the unit that most nodes have."""
     if state is None or not state.known:
         return Reason.UNKNOWN_NODE
+    if state.problem:
+        return Reason.UNREADABLE
     if state.inventory is None:
         return Reason.NO_AGENT
+    if state.inventory.problem or state.inventory.leaving:
+        return Reason.CLOSED
     offer = state.offers.get(shape.dialect)
     if offer is None:
         return Reason.NOT_OFFERED
@@ -85,39 +117,46 @@ def refusal(shape: Shape, state: NodeState | None, majority: str) -> Reason | No
 def place(shape: Shape, state: NodeState) -> Placement | Rejection:
     """The cards of this node that the shape's policy takes, if there are enough that fit."""
     unit = state.offers[shape.dialect].unit
-    policy = POLICIES[shape.policy]
     taken = Taken()
     chosen: list[tuple[int, ...]] = []
     for group in shape.groups:
         passed_over: Counter[str] = Counter()
         fitting: list[int] = []
         for at, card in enumerate(state.cards):
-            why = _why_not(group, at, card, state, unit, shape.selector, taken)
+            why = _why_not(group, at, card, state, unit, shape, taken)
             if why is None:
                 fitting.append(at)
             else:
                 passed_over[why] += 1
         if len(fitting) < group.cards:
             return Rejection(Reason.NO_ROOM, dict(passed_over))
-        fitting.sort(key=lambda at: policy.card(_view(state, at, taken)))
-        cards = tuple(fitting[: group.cards])
+        choose = POLICIES[group.policy or shape.policy].choose
+        found = choose([_view(state, at, taken) for at in fitting], group.cards)
+        if len(found) < group.cards:
+            passed_over[CardReason.NO_SET] = len(fitting)
+            return Rejection(Reason.NO_ROOM, dict(passed_over))
+        cards = tuple(fitting[position] for position in found)
         for at in cards:
-            taken.add(at, *_amounts(group.asks, state.cards[at], unit))
+            taken.add(at, group, *_amounts(group.asks, state.cards[at], unit))
         chosen.append(cards)
     return Placement(tuple(chosen))
 
 
 def _why_not(
-    group: Group, at: int, card: Card, state: NodeState, unit: Unit, selector: Selector, taken: Taken
+    group: Group, at: int, card: Card, state: NodeState, unit: Unit, shape: Shape, taken: Taken
 ) -> CardReason | None:
     if not card.healthy:
         return CardReason.UNHEALTHY
-    if not _wanted(card, selector):
+    if not _wanted(card, shape.selector):
         return CardReason.NOT_WANTED
     if state.exclusive[at]:
         return CardReason.EXCLUSIVE
     if state.tenants_of[at] and any(ask.exclusive for ask in group.asks):
         return CardReason.IN_USE
+    if not taken.bears(at, group):
+        return CardReason.IN_USE
+    if 0 < shape.most <= state.tenants_of[at]:
+        return CardReason.CROWDED
     memory, compute = _amounts(group.asks, card, unit)
     if taken.memory_with(at, memory) > state.free[at]:
         return CardReason.MEMORY
@@ -130,26 +169,40 @@ def _amounts(
     asks: Sequence[Ask], card: Card, unit: Unit
 ) -> tuple[list[tuple[Role, int]], list[tuple[Role, int]]]:
     return (
-        [
-            (ask.role, card.memory if ask.exclusive else ask.memory.bytes_on(card.memory, unit))
-            for ask in asks
-        ],
-        [(ask.role, 100 if ask.exclusive else ask.compute) for ask in asks],
+        [(ask.role, ask.memory.bytes_on(card.memory, unit)) for ask in asks],
+        [(ask.role, ask.compute) for ask in asks],
     )
 
 
 def _wanted(card: Card, selector: Selector) -> bool:
     if selector.ids and card.id not in selector.ids:
         return False
-    if selector.models and not any(part in card.model for part in selector.models):
+    if card.id in selector.not_ids:
         return False
-    return card.id not in selector.not_ids and not any(part in card.model for part in selector.not_models)
+    if selector.models and not _among(card.model, selector.models):
+        return False
+    return not _among(card.model, selector.not_models)
+
+
+def _among(model: str, parts: Sequence[str]) -> bool:
+    name = model.casefold()
+    return any(part.casefold() in name for part in parts)
 
 
 def _view(state: NodeState, at: int, taken: Taken) -> CardView:
     card = state.cards[at]
-    free = state.free[at] - taken.memory_with(at, ())
-    return CardView(card.index, card.memory, free, state.tenants_of[at])
+    return CardView(
+        id=card.id,
+        index=card.index,
+        memory=card.memory,
+        free=state.free[at] - taken.memory_with(at, ()),
+        compute_free=state.compute[at] - taken.compute_with(at, ()),
+        tenants=state.tenants_of[at],
+        model=card.model,
+        numa=card.numa,
+        pcie=card.pcie,
+        links=card.links,
+    )
 
 
 def grant(request: PodRequest, placement: Placement, state: NodeState, uid: str, time: int) -> Grant:
@@ -163,7 +216,7 @@ def grant(request: PodRequest, placement: Placement, state: NodeState, uid: str,
                 container.name,
                 container.ask.role,
                 tuple(_share(container.ask, state.cards[card], unit) for card in cards[: container.cards]),
-                container.ask.memory.count if container.ask.memory.per == "unit" else 0,
+                container.ids,
             )
         )
     return Grant(
@@ -177,6 +230,5 @@ def grant(request: PodRequest, placement: Placement, state: NodeState, uid: str,
 
 
 def _share(ask: Ask, card: Card, unit: Unit) -> Share:
-    if ask.exclusive:
-        return Share(card.id, card.index, card.memory, 100, exclusive=True)
-    return Share(card.id, card.index, ask.memory.bytes_on(card.memory, unit), ask.compute)
+    memory = ask.memory.bytes_on(card.memory, unit)
+    return Share(card.id, card.index, memory, ask.compute, ask.exclusive)

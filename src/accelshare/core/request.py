@@ -35,19 +35,21 @@ class Ask(Struct, frozen=True):
     role: Role
     memory: Amount = NOTHING
     compute: int = 0  # percent of a card; 0 is best effort
-    exclusive: bool = False  # the whole card, nobody beside
+    exclusive: bool = False  # nobody else's container beside; a whole card is asked for as 100 percent
 
 
 class ContainerRequest(Struct, frozen=True):
     name: str
     ask: Ask
+    ids: int  # device ids of the dialect's primary resource that kubelet hands out for it
     cards: int = 1
+    policy: str = ""  # where it is another than the pod's; of containers together the first's
 
 
 class Selector(Struct, frozen=True):
     """Which cards a pod will have at all. An empty one takes every card."""
 
-    models: tuple[str, ...] = ()  # part of a model's name, any of them
+    models: tuple[str, ...] = ()  # part of a model's name, any of them, in capitals or not
     not_models: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     not_ids: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ class Group(Struct, frozen=True):
 
     asks: tuple[Ask, ...]
     cards: int = 1
+    policy: str = ""  # where it is another than the shape's
 
 
 class Shape(Struct, frozen=True, cache_hash=True):
@@ -71,6 +74,7 @@ class Shape(Struct, frozen=True, cache_hash=True):
     policy: str
     selector: Selector = ANY_CARD
     slots: bool = True
+    most: int = 0
 
 
 class PodRequest(Struct, frozen=True):
@@ -80,15 +84,18 @@ class PodRequest(Struct, frozen=True):
     together: bool = False  # all containers on the same cards
     selector: Selector = ANY_CARD
     slots: bool = True  # every asking container has the slot that a counted resource needs
+    node_policy: Literal["fullest", "emptiest"] = "fullest"  # which nodes come first
+    most: int = 0  # pods that its cards bear, itself included; 0: as many as there is room for
 
     def shape(self) -> Shape:
-        return Shape(self.dialect, self.groups(), self.policy, self.selector, self.slots)
+        return Shape(self.dialect, self.groups(), self.policy, self.selector, self.slots, self.most)
 
     def groups(self) -> tuple[Group, ...]:
         if self.together:
             cards = max(container.cards for container in self.containers)
-            return (Group(tuple(container.ask for container in self.containers), cards),)
-        return tuple(Group((container.ask,), container.cards) for container in self.containers)
+            policy = self.containers[0].policy
+            return (Group(tuple(container.ask for container in self.containers), cards, policy),)
+        return tuple(Group((each.ask,), each.cards, each.policy) for each in self.containers)
 
 
 def peak(amounts: Iterable[tuple[Role, int]]) -> int:

@@ -27,4 +27,4 @@ class Unit(Struct, frozen=True):
         return -(-size * self.denominator // self.numerator)
 
 
-BYTE = Unit("B", 1)
+BYTE = Unit("", 1)  # of a dialect that has no units: everywhere its name is empty

@@ -15,6 +15,7 @@ from collections import OrderedDict
 
 from accelshare.core.ledger import Ledger, NodeState
 from accelshare.core.placement import Placement, Reason, place, refusal
+from accelshare.core.policy import POLICIES
 from accelshare.core.request import ANY_CARD, Ask, Shape, peak
 from accelshare.core.units import Unit
 
@@ -79,7 +80,7 @@ def asks_of_one_card(shape: Shape) -> tuple[Ask, ...] | None:
     if len(shape.groups) != 1 or shape.selector != ANY_CARD:
         return None
     group = shape.groups[0]
-    if group.cards != 1:
+    if group.cards != 1 or shape.most or POLICIES[group.policy or shape.policy].may_refuse:
         return None
     if any(ask.memory.per != "unit" or ask.compute or ask.exclusive for ask in group.asks):
         return None

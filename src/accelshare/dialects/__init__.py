@@ -16,7 +16,7 @@ from accelshare.core.inventory import Inventory
 from accelshare.core.ledger import Offer
 from accelshare.core.objects import Node, Pod
 from accelshare.core.request import PodRequest
-from accelshare.core.units import Unit
+from accelshare.core.units import BYTE, Unit
 from accelshare.dialects.amounts import amount
 from accelshare.dialects.gcushare import GcuShare
 from accelshare.dialects.interface import Dialect, SelectsNodes
@@ -60,9 +60,10 @@ def request_of(pod: Pod, dialects: Iterable[Dialect] = _ALL) -> PodRequest | Non
 
 
 def unit_named(dialect: Dialect, name: str) -> Unit:
-    unit = dialect.units.get(name)
+    """One that has no units counts in bytes, and its name is empty."""
+    unit = dialect.units.get(name) if dialect.units or name else BYTE
     if unit is None:
-        raise BadInput(f"unit of {dialect.name}", name, ", ".join(dialect.units))
+        raise BadInput(f"unit of {dialect.name}", name, ", ".join(dialect.units) or "none: it has no units")
     return unit
 
 

@@ -8,8 +8,9 @@ Zero means "not this container": a pod whose sum is zero asks for nothing.
 
 from collections.abc import Mapping, Sequence
 
+from accelshare.core.container import Edits
 from accelshare.core.errors import BadInput
-from accelshare.core.grant import ContainerGrant, Grant, Share, charges
+from accelshare.core.grant import Charge, ContainerGrant, Grant, Share, charges
 from accelshare.core.inventory import Card, Inventory
 from accelshare.core.ledger import Ledger, NodeState, Tenant
 from accelshare.core.objects import Pod
@@ -32,6 +33,8 @@ _REFUSALS = {
     Reason.NO_ROOM: "insufficient GCU Memory in one gcu device",
     Reason.NOT_OFFERED: "node takes no gcushare pods: label enflame.com/gcushare=true or agent is missing",
     Reason.NO_AGENT: "node has no accelshare agent that reports its cards",
+    Reason.UNREADABLE: "node's accelshare.io/inventory annotation cannot be read",
+    Reason.CLOSED: "node's accelshare agent takes no new pods now: see accelshare inspect",
     Reason.UNKNOWN_NODE: "node is not in accelshare's ledger yet",
     Reason.OTHER_UNIT: "node counts gcu-memory in another unit than most nodes",
     Reason.NO_SLOT: "pod lacks the accelshare.io/slot that counted nodes need: create it again",
@@ -54,7 +57,7 @@ class GcuShare:
 
     def request(self, pod: Pod) -> PodRequest | None:
         asking = [
-            ContainerRequest(container.name, Ask(role, Amount(count)))
+            ContainerRequest(container.name, Ask(role, Amount(count)), count)
             for role, container in pod.containers()
             if (count := amount(container, MEMORY))
         ]
@@ -62,7 +65,7 @@ class GcuShare:
             return None
         return PodRequest(self.name, tuple(asking), "fullest", together=True)
 
-    def write(self, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
+    def write(self, pod: Pod, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
         unit = self.units[grant.unit]
         (charge,) = charges(grant)
         card = next(card for card in cards if card.id == charge.card)
@@ -102,17 +105,25 @@ class GcuShare:
             f"annotation {CARD_MEMORY}", total, f"what card {card.index} has in some unit: {allowed}"
         )
 
-    def env(self, container: ContainerGrant, grant: Grant, cards: Sequence[Card]) -> dict[str, str]:
-        return {
-            "ENFLAME_VISIBLE_DEVICES": ",".join(str(card.minor) for card in cards),
-            "ENFLAME_GCU_MEMORY": str(container.units),
-            "ENFLAME_GCU_MEMORY_UNIT": grant.unit,
-        }
+    def edits(self, pod: Pod, container: ContainerGrant, grant: Grant, cards: Sequence[Card]) -> Edits:
+        return Edits(
+            env=(
+                ("ENFLAME_VISIBLE_DEVICES", ",".join(str(card.minor) for card in cards)),
+                ("ENFLAME_GCU_MEMORY", str(container.units)),
+                ("ENFLAME_GCU_MEMORY_UNIT", grant.unit),
+            )
+        )
+
+    def capacity(self, card: Card, unit: Unit) -> int:
+        return unit.count(card.memory)
+
+    def taken(self, charge: Charge, unit: Unit) -> int:
+        return unit.nearest(charge.memory)
 
     def ids(self, card: Card, unit: Unit) -> Sequence[str]:
-        return [f"{card.id}-_-{n}" for n in range(unit.count(card.memory))]
+        return [f"{card.id}-_-{n}" for n in range(self.capacity(card, unit))]
 
-    def refusal(self, reason: Reason) -> str:
+    def refusal(self, reason: Reason, node: str) -> str:
         return _REFUSALS.get(reason, str(reason))
 
     def started(self, pod: Pod) -> dict[str, str]:

@@ -15,6 +15,7 @@ how that is undone, also after a crash:
 import argparse
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -572,6 +573,9 @@ def main() -> int:
         "--nodes", type=int, default=1, help="0: no kubelet; from 2 on: the further ones are fake"
     )
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A shell starts what it puts into the background with SIGINT ignored.
+        signal.signal(number, signal.default_int_handler)
     try:
         if options.clean is not None:
             host.clean_dead_run(options.clean)

@@ -26,7 +26,7 @@ class FakeCluster:
         self._closing = False
         self.changed = asyncio.Condition()
         self.events: list[Object] = []
-        self.evicted: list[str] = []
+        self.deleted: list[str] = []  # UIDs that were given as preconditions
         self.pods: dict[str, Object] = {}  # by path
         self.away = False  # whether writes are refused
         self.refused = 0  # how many were
@@ -43,6 +43,7 @@ class FakeCluster:
         path = f"/api/v1/nodes/{NODE}"
         api.handle("GET", "/api/v1/nodes", self._nodes)
         api.handle("GET", "/api/v1/pods", self._pods)
+        api.handle("GET", path, self._get_node)
         api.handle("PATCH", path, self._patch_node)
         api.handle("PATCH", f"{path}/status", self._patch_node)
         for namespace in ("default", "ns"):
@@ -79,7 +80,7 @@ class FakeCluster:
         kind = "MODIFIED" if path in self.pods else "ADDED"
         obj = self.pods[path] = msgspec.to_builtins(pod)
         self._api.handle("PATCH", path, self._patch_pod)
-        self._api.handle("POST", f"{path}/eviction", self._evict)
+        self._api.handle("DELETE", path, self._delete)
         await self._log_change("pods", kind, obj)
         return path
 
@@ -113,9 +114,15 @@ class FakeCluster:
         await self.until(lambda: self._closing or news())
         return Stream(news())
 
+    async def _get_node(self, _request: Recorded) -> Scripted:
+        return Answer(200, self.node)
+
     async def _patch_node(self, request: Recorded) -> Scripted:
         if self.away:
             return await self._refuse()
+        known = self.node["metadata"]["resourceVersion"]
+        if request.json.get("metadata", {}).get("resourceVersion", known) != known:
+            return status(409, "Conflict", "the object has been modified")
         _merge(self.node, request.json)
         await self._log_change("nodes", "MODIFIED", self.node)
         return Answer(200, msgspec.convert(self.node, Node))
@@ -135,10 +142,13 @@ class FakeCluster:
         await self._wake()
         return status(503, "ServiceUnavailable", "away")
 
-    async def _evict(self, request: Recorded) -> Scripted:
-        self.evicted.append(request.json["deleteOptions"]["preconditions"]["uid"])
-        await self._wake()
-        return Answer(201, {})
+    async def _delete(self, request: Recorded) -> Scripted:
+        pod = self.pods[request.path]
+        if request.json["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            return status(409, "Conflict", "the UID is another")
+        self.deleted.append(pod["metadata"]["uid"])
+        await self.delete_pod(request.path)
+        return Answer(200, pod)
 
     async def _event(self, request: Recorded) -> Scripted:
         self.events.append(request.json)

@@ -129,3 +129,15 @@ def test_only_root_reads_the_files(tmp_path: Path) -> None:
 
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / nonce).stat().st_mode & 0o077 == 0
+
+
+def test_what_was_found_right_stays_so(tmp_path: Path) -> None:
+    """The next agent knows it; that nobody gave it, or said it twice, changes nothing."""
+    allocations = Allocations(tmp_path)
+    nonce = give(allocations, "a")
+    for told in (nonce, nonce, "nowhere"):
+        asyncio.run(allocations.confirm(told))
+
+    again = Allocations(tmp_path)
+    assert {name: given.confirmed for name, given in again.given.items()} == {nonce: True}
+    assert again.given[nonce].ids == ("a",)

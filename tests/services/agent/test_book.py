@@ -8,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from accelshare.core.errors import GrantRefused
-from accelshare.core.grant import GRANT, ContainerGrant, Grant, Share, write_grant
+from accelshare.core.grant import GRANT, Charge, ContainerGrant, Grant, Share, write_grant
 from accelshare.core.inventory import Card
+from accelshare.core.ledger import Tenant
 from accelshare.core.objects import Pod
 from accelshare.core.units import GIB
 from accelshare.services.agent.book import GrantBook
@@ -275,3 +276,43 @@ def test_an_unfinished_file_is_no_grant_and_goes_when_it_is_old(tmp_path: Path) 
     assert book.pods() == []
     book.tidy(unfinished.stat().st_mtime + 1)
     assert not unfinished.exists()
+
+
+def a_tenant(name: str, gib: int) -> Tenant:
+    """A pod that another system bound, as the ledger reads it."""
+    return Tenant(
+        uid=f"uid-{name}",
+        namespace="default",
+        name=name,
+        node="n1",
+        charges=(Charge("GCU-0", 0, gib * GIB),),
+        foreign=a_pod(name, gib, node="n1"),
+    )
+
+
+def test_what_another_system_has_given_away_is_counted(tmp_path: Path) -> None:
+    """Nothing of ours is put on a card that its pods hold."""
+    book = a_book(tmp_path)
+    pod = granted("a", 4, keys=KEYS)
+
+    with pytest.raises(GrantRefused, match="would overfill card 0"):
+        asyncio.run(book.admit(pod, {"GCU-0": CARDS[0]}, [a_tenant("theirs", 13)]))
+    assert asyncio.run(book.admit(pod, {"GCU-0": CARDS[0]}, [a_tenant("theirs", 12)])) == a_grant(pod, 4)
+
+
+def test_a_tenant_of_ours_is_not_counted_twice(tmp_path: Path) -> None:
+    """What was served counts, whatever has become of the pod's annotations; so does the pod's own grant."""
+    book = a_book(tmp_path)
+    admit(book, granted("a", 10, keys=KEYS))
+    pod = granted("b", 6, keys=KEYS)
+    tenants = [a_tenant("a", 10), a_tenant("b", 6)]
+
+    assert asyncio.run(book.admit(pod, {"GCU-0": CARDS[0]}, tenants)).uid == "uid-b"
+
+
+def test_a_grant_of_ours_that_was_not_served_holds_nothing(tmp_path: Path) -> None:
+    """It may be forged: what is checked decides, in the order in which pods start."""
+    waiting = structs.replace(a_tenant("b", 16), foreign=None)
+    pod = granted("a", 10, keys=KEYS)
+
+    assert asyncio.run(a_book(tmp_path).admit(pod, {"GCU-0": CARDS[0]}, [waiting])).uid == "uid-a"

@@ -8,7 +8,9 @@ import pytest
 
 from accelshare.core.container import DeviceNode, Edits
 from accelshare.core.errors import GrantRefused, NotReady
+from accelshare.services.agent.allocations import Allocations
 from accelshare.services.agent.injection import Cdi, Direct, Injector
+from tests.builders import MEMORY
 
 FIRST = Edits(env=(("A", "1"),), devices=(DeviceNode("/dev/gcu0"),))
 SECOND = Edits(env=(("A", "2"),))
@@ -118,12 +120,31 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == [tmp_path / "cdi"]
 
 
-def test_directly_there_is_no_file_and_no_name() -> None:
-    """Everything was said in Allocate; what was checked since is remembered."""
-    injector = Direct()
+def test_directly_there_is_no_file_and_no_name(tmp_path: Path) -> None:
+    """Everything was said in Allocate; what was checked since stands beside it, also for the next agent."""
+    allocations = Allocations(tmp_path, lambda: "n1")
+    asyncio.run(allocations.give(MEMORY, ["a"], 1.0))
+    injector = Direct(allocations)
+    assert not injector.has("n1")
     put(injector)
 
     assert injector.names("n1") == ()
     assert injector.has("n1")
-    injector.withdraw("n1")
+    assert Direct(Allocations(tmp_path)).has("n1")
     assert injector.nonces() == []
+
+
+def test_directly_nothing_stands_for_what_nobody_gave(tmp_path: Path) -> None:
+    """There is no answer that could have been found right."""
+    injector = Direct(Allocations(tmp_path))
+    put(injector)
+
+    assert not injector.has("n1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_names_that_we_can_have_given_are_ours(tmp_path: Path) -> None:
+    """A file that somebody called as ours are called is not swept, and does not end the agent."""
+    (tmp_path / "accelshare.io-a-b.json").write_text("{}")
+
+    assert Cdi(tmp_path).nonces() == []

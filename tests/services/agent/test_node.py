@@ -12,13 +12,14 @@ from msgspec import structs
 from accelshare.core.inventory import INVENTORY, Inventory, read_inventory, write_inventory
 from accelshare.core.objects import Meta, Node, NodeStatus
 from accelshare.kube.api.client import Client
-from accelshare.services.agent.node import YIELD_SECONDS, NodeKeeper, differing, quantity
+from accelshare.services.agent.node import YIELD_SECONDS, NodeKeeper, agent_name, differing, quantity
 from tests.builders import an_inventory
 from tests.kube.stub_api import Answer, Recorded, StubApi, status
 from tests.services.agent.world import NODE, in_loop
 
-OURS = structs.replace(an_inventory(), agent="1/ours")
-THEIRS = structs.replace(an_inventory(), agent="1/theirs")
+OURS = structs.replace(an_inventory(), agent=agent_name(200, "aa"))
+THEIRS = structs.replace(an_inventory(), agent=agent_name(300, "bb"))  # they started after us
+BEFORE = structs.replace(an_inventory(), agent=agent_name(100, "cc"))
 PATH = f"/api/v1/nodes/{NODE}"
 
 
@@ -31,6 +32,7 @@ class ApiNode:
         self.node: dict[str, Any] = {"metadata": {"name": NODE, "uid": "u1", "annotations": {}}, "status": {}}
         self.version = 1
         self.changed = asyncio.Condition()
+        api.handle("GET", PATH, self._get)
         api.handle("PATCH", PATH, self._patch)
         api.handle("PATCH", f"{PATH}/status", self._patch)
 
@@ -52,12 +54,18 @@ class ApiNode:
         async with self.changed:
             await self.changed.wait_for(lambda: len(self.patches) >= times)
 
+    async def _get(self, _request: Recorded) -> Answer:
+        return Answer(200, self.read())
+
     async def _patch(self, request: Recorded) -> Answer:
         async with self.changed:
             self.patches.append(request.json)
             self.changed.notify_all()
         if self.answers:
             return self.answers.pop(0)
+        asked = request.json.get("metadata", {}).get("resourceVersion", str(self.version))
+        if asked != str(self.version):
+            return status(409, "Conflict", "the object has been modified")
         self.version += 1
         _merge(self.node, request.json)
         return Answer(200, self.read())
@@ -252,6 +260,18 @@ def test_a_predecessor_is_written_over_at_once() -> None:
     """What an agent left that ran before us is not waited for."""
 
     async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
+        keeper.seen(node.edit(write_inventory(BEFORE)))
+        keeper.want(OURS, {})
+        await keeper.write()
+        assert node.inventory == OURS
+
+    keeping(scenario)
+
+
+def test_a_predecessor_whose_clock_was_ahead_is_written_over_at_once() -> None:
+    """What stood there before our first write is nobody's who runs beside us."""
+
+    async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
         keeper.seen(node.edit(write_inventory(THEIRS)))
         keeper.want(OURS, {})
         await keeper.write()
@@ -292,3 +312,62 @@ def test_a_successor_that_was_none_is_written_over_after_a_minute() -> None:
         assert node.inventory == OURS
 
     keeping(scenario, clock=lambda: now)
+
+
+def test_leaving_does_not_write_over_a_successor_that_we_have_not_seen() -> None:
+    """Our watch is behind: the API server refuses the write, and what stands there is looked at anew."""
+
+    async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
+        keeper.seen(node.read())
+        keeper.want(OURS, {})
+        await keeper.write()
+        node.edit(write_inventory(THEIRS))
+        await keeper.leave()
+        assert node.inventory == THEIRS
+
+    keeping(scenario)
+
+
+def test_leaving_is_said_also_where_somebody_else_has_changed_the_node() -> None:
+    """kubelet writes the node's status all the time; the second try rests on what it wrote."""
+
+    async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
+        keeper.seen(node.read())
+        keeper.want(OURS, {})
+        await keeper.write()
+        node.edit(write_inventory(OURS))
+        await keeper.leave()
+        assert node.inventory == structs.replace(OURS, leaving=True)
+
+    keeping(scenario)
+
+
+def test_nobody_yields_to_one_that_leaves() -> None:
+    """Whoever says that he goes is no successor."""
+
+    async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
+        keeper.seen(node.read())
+        keeper.want(OURS, {})
+        await keeper.write()
+        keeper.seen(node.edit(write_inventory(structs.replace(THEIRS, leaving=True))))
+        await keeper.write()
+        assert node.inventory == OURS
+
+    keeping(scenario)
+
+
+@pytest.mark.parametrize(
+    "agent", [BEFORE.agent, "somebody", "", "0.1.0/0a1b2c3d", "0.1.0/zz-aa", "0.1.0/-aa", f"{OURS.agent}x"]
+)
+def test_only_an_agent_that_started_later_is_a_successor(agent: str) -> None:
+    """Any other author is written over at once: a predecessor, an edit by hand, an older form of name."""
+
+    async def scenario(node: ApiNode, keeper: NodeKeeper) -> None:
+        keeper.seen(node.read())
+        keeper.want(OURS, {})
+        await keeper.write()
+        keeper.seen(node.edit(write_inventory(structs.replace(OURS, agent=agent, cards=()))))
+        await keeper.write()
+        assert node.inventory == OURS
+
+    keeping(scenario)

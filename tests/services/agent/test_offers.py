@@ -13,7 +13,9 @@ from accelshare.core.inventory import Card, FrontEnd
 from accelshare.core.ledger import Tenant
 from accelshare.core.units import GIB
 from accelshare.dialects import DIALECTS, SLOT
-from accelshare.services.agent.offers import MOST_IDS, Offer, closed, offer, spoken
+from accelshare.kube.kubelet.protos import deviceplugin_pb2 as pb
+from accelshare.services.agent.offers import MOST_IDS, Device, Offered, closed, offer, spoken
+from accelshare.services.agent.service import chunks
 from accelshare.services.agent.settings import front_ends
 from tests.builders import MEMORY, a_card, cards
 from tests.services.agent.world import ids
@@ -33,12 +35,12 @@ def a_tenant(uid: str, units: int, *, card: int = 0, unit: str = "1GB") -> Tenan
     )
 
 
-def listed(offered: Offer, resource: str = MEMORY) -> list[str]:
-    return [number for number, _ in offered.devices[resource]]
+def listed(offered: Offered, resource: str = MEMORY) -> list[str]:
+    return [device.id for device in offered.devices[resource]]
 
 
-def healthy(offered: Offer, resource: str = MEMORY) -> list[str]:
-    return [number for number, well in offered.devices[resource] if well]
+def healthy(offered: Offered, resource: str = MEMORY) -> list[str]:
+    return [device.id for device in offered.devices[resource] if device.healthy]
 
 
 def test_each_unit_of_each_card_is_an_id_that_names_its_card() -> None:
@@ -83,7 +85,7 @@ def test_too_many_ids_leave_running_containers_theirs() -> None:
     offered = offer(cards(2), gcushare("0.001GB"), [a_tenant("a", 2)], held)
 
     assert offered.problem
-    assert offered.devices[MEMORY] == tuple((number, True) for number in ids(3, 2))
+    assert offered.devices[MEMORY] == tuple(Device(number, True) for number in ids(3, 2))
 
 
 @pytest.mark.parametrize(("unit", "amount"), [("1GB", 128), ("0.1GB", 1280), ("0.001GB", 128000)])
@@ -218,6 +220,20 @@ def test_a_closed_offer_keeps_what_is_held_and_counts_it() -> None:
     assert closed(gcushare(counted=True), tenants, held, "because").status == {MEMORY: 7}
 
 
+def test_kubelet_is_told_health_and_numa_node_of_each_device() -> None:
+    """Those that are alike together; without a NUMA node no topology is said."""
+    devices = (Device("a", True, 0), Device("b", False), Device("c", True, 0), Device("d", True, 1))
+
+    told = pb.ListAndWatchResponse.FromString(b"".join(chunks(devices))).devices
+    assert [(each.ID, each.health, [node.ID for node in each.topology.nodes]) for each in told] == [
+        ("b", "Unhealthy", []),
+        ("a", "Healthy", [0]),
+        ("c", "Healthy", [0]),
+        ("d", "Healthy", [1]),
+    ]
+    assert not told[0].HasField("topology")
+
+
 def test_only_dialects_of_the_cards_vendors_are_spoken() -> None:
     """A node of another vendor's cards offers nothing of gcushare."""
     ends = front_ends({}, frozenset())
@@ -290,7 +306,7 @@ def really_free(world: World) -> int:
     return total
 
 
-def offered_by(world: World, *, counted: bool = False) -> Offer:
+def offered_by(world: World, *, counted: bool = False) -> Offered:
     return offer(world.cards, gcushare(world.unit, counted=counted), world.tenants, {MEMORY: world.held})
 
 
@@ -322,6 +338,6 @@ def test_what_containers_hold_stays_and_nothing_stands_twice(world: World) -> No
 def test_when_nothing_runs_the_list_is_the_plain_one(world: World) -> None:
     """The list depends on what runs now, and on nothing that ran before."""
     after = World(world.cards, [], frozenset(), world.unit)
-    plain = [(number, card.healthy) for card in world.cards for number in all_ids([card], world.unit)]
+    plain = [Device(number, card.healthy) for card in world.cards for number in all_ids([card], world.unit)]
 
     assert list(offered_by(after).devices[MEMORY]) == plain

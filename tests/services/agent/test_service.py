@@ -16,13 +16,15 @@ import pytest
 from grpc import aio
 from msgspec import structs
 
-from accelshare.core.container import nonce_of
+from accelshare.core.container import Edits, nonce_of
 from accelshare.core.errors import AccelshareError, DriverError
 from accelshare.core.inventory import Card, Inventory, write_inventory
 from accelshare.core.objects import Pod
 from accelshare.dialects import SLOT
 from accelshare.kube.api.client import Client
 from accelshare.kube.api.config import ApiConfig
+from accelshare.services.agent.allocations import Allocations
+from accelshare.services.agent.injection import Cdi
 from accelshare.services.agent.service import YOUNG_SECONDS, Agent
 from accelshare.services.agent.settings import AgentSettings, front_ends
 from tests.builders import MEMORY, a_card, a_pod, bound, cards
@@ -268,7 +270,7 @@ def test_a_pod_without_a_grant_is_refused_with_an_event(tmp_path: Path) -> None:
     together(scenario, tmp_path)
 
 
-def test_directly_a_mismatch_is_evicted(tmp_path: Path) -> None:
+def test_directly_a_mismatched_pod_is_deleted(tmp_path: Path) -> None:
     """The pod that got another's answer is made anew; its UID is the precondition."""
 
     async def scenario(world: World) -> None:
@@ -283,8 +285,8 @@ def test_directly_a_mismatch_is_evicted(tmp_path: Path) -> None:
             world.record(entry("uid-young", ids(0, 4), nonce, direct=True))
             with pytest.raises(aio.AioRpcError):
                 await world.kubelet.registered[-1].pre_start(*ids(0, 4))
-            await world.cluster.until(lambda: world.cluster.evicted)
-            assert world.cluster.evicted == ["uid-young"]
+            await world.cluster.until(lambda: world.cluster.deleted)
+            assert world.cluster.deleted == ["uid-young"]
 
     together(scenario, tmp_path)
 
@@ -558,6 +560,25 @@ def is_again(world: World, inventory: Inventory) -> bool:
     return False
 
 
+def test_a_successor_that_runs_beside_takes_the_node_and_keeps_it(tmp_path: Path) -> None:
+    """An agent is replaced with surge: the older one yields, and does not close the node when it goes."""
+
+    async def scenario(world: World) -> None:
+        old, stop = world.agent(), asyncio.Event()
+        running = asyncio.create_task(old.run(stop))
+        await world.offering()
+        world.now += 1
+        async with world.running() as new:
+            await world.kubelet.plugin(2)
+            await world.cluster.until_inventory(lambda inventory: inventory.agent == new._name)
+            stop.set()
+            await running
+            inventory = await world.offering()
+            assert (inventory.agent, inventory.leaving) == (new._name, False)
+
+    together(scenario, tmp_path)
+
+
 def test_it_leaves_within_five_seconds_and_says_so(tmp_path: Path) -> None:
     """The node is marked as left, and no socket of ours is left over."""
 
@@ -667,5 +688,86 @@ def test_a_pod_that_has_ended_leaves_no_grant_behind(tmp_path: Path) -> None:
                 await agent._view.changed.wait_for(lambda: not agent._view.pods)
             agent.sweep()
             assert [path.name for path in (world.state / "grants").iterdir()] == []
+
+    together(scenario, tmp_path)
+
+
+def test_what_another_agent_of_this_node_has_just_put_is_left_alone(tmp_path: Path) -> None:
+    """While an agent is replaced, the other one gives and puts between our two looks."""
+
+    async def scenario(world: World) -> None:
+        async with world.running(sweep_seconds=0.0) as agent:
+            await world.offering()
+            world.record()
+            other, files = Allocations(world.state / "allocations"), Cdi(world.cdi)
+            nonce = await other.give(MEMORY, ids(0, 4), world.now)
+            await files.put(nonce, Edits())
+            agent.sweep()
+            assert world.nonces() == {nonce}
+            world.now += YOUNG_SECONDS + 1
+            agent.sweep()
+            assert world.nonces() == set()
+
+    together(scenario, tmp_path)
+
+
+def test_a_file_of_which_nothing_is_known_goes_when_it_is_old(tmp_path: Path) -> None:
+    """Its own age counts where no allocation is written down; a name that we never gave is not touched."""
+
+    async def scenario(world: World) -> None:
+        world.now = time.time()
+        async with world.running(sweep_seconds=0.0) as agent:
+            await world.offering()
+            world.record()
+            for nonce in ("old", "young", "not-ours"):
+                (world.cdi / f"accelshare.io-{nonce}.json").write_bytes(b"{}")
+            os.utime(world.cdi / "accelshare.io-old.json", (0, 0))
+            os.utime(world.cdi / "accelshare.io-not-ours.json", (0, 0))
+            agent.sweep()
+            assert world.nonces() == {"young", "not-ours"}
+
+    together(scenario, tmp_path)
+
+
+def test_directly_a_mark_is_written_also_after_a_restart(tmp_path: Path) -> None:
+    """The API server was away when the container started, and the agent was replaced before it came back."""
+
+    async def scenario(world: World) -> None:
+        pod = pending("a", 4)
+        path = await world.cluster.put_pod(pod)
+        async with world.running(injection="direct"):
+            await world.offering()
+            world.cluster.away = True
+            answer = await world.kubelet.registered[-1].allocate(*ids(0, 4))
+            nonce = answer.annotations["accelshare.io/nonce"]
+            world.record(entry("uid-a", ids(0, 4), nonce, direct=True))
+            await world.kubelet.registered[-1].pre_start(*ids(0, 4))
+            await world.cluster.until(lambda: world.cluster.refused)
+        world.cluster.away = False
+        assert world.cluster.pods[path]["metadata"]["annotations"][ASSIGNED] == "false"
+        async with world.running(injection="direct"):
+            await world.cluster.until(
+                lambda: world.cluster.pods[path]["metadata"]["annotations"][ASSIGNED] == "true"
+            )
+
+    together(scenario, tmp_path)
+
+
+def test_another_systems_pod_is_not_overfilled(tmp_path: Path) -> None:
+    """It was bound before we came, and holds a card that a grant of ours names too."""
+
+    async def scenario(world: World) -> None:
+        async with world.running():
+            await world.offering()
+            theirs = {
+                "enflame.com/gcu-device-id": "0",
+                "enflame.com/gcu-device-memory": "16",
+                "enflame.com/gcu-device-memory-request": "14",
+            }
+            await world.cluster.put_pod(a_pod("theirs", 14, node=NODE, annotations=theirs))
+            pod = pending("a", 4)
+            await world.cluster.put_pod(pod)
+            with pytest.raises(aio.AioRpcError, match="would overfill card 0"):
+                await world.start(pod, ids(0, 4))
 
     together(scenario, tmp_path)

@@ -15,7 +15,7 @@ from accelshare.core.container import nonce_of
 from accelshare.core.errors import DriverError, GrantRefused, NotReady
 from accelshare.core.grant import Share
 from accelshare.core.inventory import Card
-from accelshare.core.objects import Pod
+from accelshare.core.objects import Container, Pod, Resources
 from accelshare.core.ownership import NONCE_ANNOTATION
 from accelshare.core.units import GIB
 from accelshare.dialects import SLOT
@@ -71,6 +71,7 @@ class World:
         direct: bool = False,
         of: Sequence[Card] = cards(2),
         keys: Keys = KEYS,
+        counted: frozenset[str] = frozenset({"gcushare"}),
     ) -> None:
         self.folder = folder
         self.kubelet = folder / "kubelet"
@@ -81,7 +82,7 @@ class World:
         self.driver = FakeDriver(of)
         self.book = GrantBook(folder / "grants", keys.verify)
         self.allocations = Allocations(folder / "allocations")
-        self.injector = Direct() if direct else Cdi(folder / "cdi")
+        self.injector = Direct(self.allocations) if direct else Cdi(folder / "cdi")
         self.serving = Serving(
             resource,
             view=self.view,
@@ -91,6 +92,7 @@ class World:
             injector=self.injector,
             reports=self.reports,
             record=KubeletRecord(self.kubelet),
+            counted=counted if resource == SLOT else frozenset(),
             now=lambda: 1000.0,
             patience=0.2,
         )
@@ -677,7 +679,7 @@ def test_directly_the_oldest_grant_is_answered_first() -> None:
     serving(scenario, young, old, direct=True)
 
 
-def test_directly_another_card_is_refused_and_the_pod_evicted() -> None:
+def test_directly_another_card_is_refused_and_the_pod_deleted() -> None:
     """kubelet gave the container what was answered for another pod."""
     old = granted("old", 4, card=a_card(1), keys=KEYS, time=1)
     young = granted("young", 4, card=a_card(0), keys=KEYS, time=2)
@@ -789,3 +791,60 @@ def test_directly_the_share_is_what_is_compared() -> None:
             await world.start(pod, ids(0, 4))
 
     serving(scenario, A, pod, direct=True)
+
+
+# Directly, by slots
+
+
+def slotted(name: str, units: int, card: Card | None = None, time: int = 0) -> Pod:
+    """A bound pod whose container was given a slot at admission."""
+    pod = granted(name, units, card=card, keys=KEYS, time=time)
+    pod.spec.containers = [Container("c0", Resources(limits={MEMORY: units, SLOT: "1"}))]
+    return pod
+
+
+def test_directly_a_slot_is_answered_with_the_oldest_grant_of_any_amount() -> None:
+    """A slot does not tell the amount, so the grant that waits longest is taken."""
+    old, young = slotted("old", 4, a_card(1), time=1), slotted("young", 2, time=2)
+
+    async def scenario(world: World) -> None:
+        first = await world.serving.allocate(["GCU-0-slot-0"])
+        second = await world.serving.allocate(["GCU-0-slot-1"])
+        assert [answer.env["ACCELSHARE_CARDS"] for answer in (first, second)] == ["GCU-1", "GCU-0"]
+        assert [answer.env["ENFLAME_GCU_MEMORY"] for answer in (first, second)] == ["4", "2"]
+
+    serving(scenario, young, old, resource=SLOT, direct=True)
+
+
+def test_directly_a_slot_answered_for_another_pod_is_refused() -> None:
+    """What was answered is compared as it is with units, and a mismatch is reported."""
+    old, young = slotted("old", 4, time=1), slotted("young", 2, time=2)
+
+    async def scenario(world: World) -> None:
+        async with refused("what was answered for another pod"):
+            await world.start(young, ["GCU-0-slot-0"])
+        assert world.reports.mismatches == ["young"]
+        await world.start(old, ["GCU-0-slot-1"])
+        assert world.reports.done == ["old"]
+
+    serving(scenario, young, old, resource=SLOT, direct=True)
+
+
+def test_directly_a_slot_is_not_for_a_dialect_that_is_enumerated_here() -> None:
+    """Its containers are asked for by their own resource."""
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(NotReady, match="unserved grant"):
+            await world.serving.allocate(["GCU-0-slot-0"])
+
+    serving(scenario, slotted("a", 4), resource=SLOT, direct=True, counted=frozenset())
+
+
+def test_directly_a_slot_is_not_for_a_container_that_has_none() -> None:
+    """It was served when the units were enumerated, and runs on."""
+
+    async def scenario(world: World) -> None:
+        answer = await world.serving.allocate(["GCU-0-slot-0"])
+        assert answer.env["ACCELSHARE_CARDS"] == "GCU-1"
+
+    serving(scenario, A, slotted("new", 4, a_card(1), time=9), resource=SLOT, direct=True)

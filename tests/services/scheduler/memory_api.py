@@ -101,8 +101,12 @@ class MemoryApi:
     # --- Api ------------------------------------------------------------------------------------------------
 
     async def read_pod(self, namespace: str, name: str) -> Pod:
-        if self.reads:
-            raise _error(self.reads.pop(0))
+        outcome = self.reads.pop(0) if self.reads else None
+        if outcome is Outcome.HANGS:
+            self.hanging.set()
+            await self.gate.wait()
+        elif outcome is not None:
+            raise _error(outcome)
         return _copy(self._find(namespace, name))
 
     async def bind(

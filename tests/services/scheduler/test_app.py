@@ -7,6 +7,7 @@ import pytest
 import accelshare
 from accelshare.core.errors import AccelshareError, NotReady
 from accelshare.services.scheduler.app import translated
+from accelshare.services.scheduler.settings import Settings
 from tests.services.scheduler.memory_api import Outcome
 from tests.services.scheduler.world import World, eight_cards, one_card
 
@@ -97,10 +98,20 @@ def test_a_method_that_is_not_taken(method: str, path: str, allow: bytes) -> Non
 @pytest.mark.parametrize("client", ["10.0.0.7", "::ffff:10.0.0.7", "fe80::1", "example"])
 def test_acting_verbs_on_the_plain_port_are_for_loopback(path: str, client: str) -> None:
     """Others are told which port to use."""
-    reply = World(eight_cards()).post(path, {}, client=client)
+    settings = Settings(elect=False, tls_cert="cert.pem", tls_key="key.pem")
+    reply = World(eight_cards(), settings=settings).post(path, {}, client=client)
 
     assert reply.status == 403
     assert "32767" in reply.json["Error"]
+
+
+def test_a_port_on_which_nobody_listens_is_not_named() -> None:
+    """Without a certificate there is no TLS listener."""
+    reply = World(eight_cards()).post("/filter", {}, client="10.0.0.7")
+
+    assert reply.status == 403
+    assert "32767" not in reply.json["Error"]
+    assert "--tls-cert" in reply.json["Error"]
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])

@@ -6,7 +6,9 @@ import pytest
 
 from accelshare.core.grant import GRANT, parse_grant
 from accelshare.core.objects import Pod
+from accelshare.services.scheduler.binder import Binder
 from accelshare.services.scheduler.holds import GRACE_SECONDS, SETTLE_SECONDS
+from accelshare.services.scheduler.wire import BindArgs
 from tests.builders import a_pod
 from tests.services.scheduler.memory_api import Outcome, renamed
 from tests.services.scheduler.world import World, eight_cards, one_card
@@ -30,6 +32,19 @@ def test_one_write_carries_node_grant_and_the_dialects_annotations() -> None:
     }
     grant = parse_grant(post.annotations[GRANT]).grant
     assert (grant.uid, grant.node, grant.containers[0].units) == ("uid-p", "n1", 4)
+
+
+def test_a_pod_that_asks_for_none_of_it_is_bound_without_a_card() -> None:
+    """kube-scheduler leaves the binding of every pod to us that names the resource, a zero too."""
+    world = World(eight_cards())
+    pod = world.create("p", 0)
+
+    assert world.bind(pod) == ""
+    assert world.bind(pod) == ""
+
+    assert world.api.posted[0].annotations == {}
+    assert world.api.pod("p").spec.nodeName == "n1"
+    assert world.free() == [16] * 8
 
 
 def test_asking_again_for_a_bound_pod_is_a_yes() -> None:
@@ -429,3 +444,75 @@ def test_everything_is_counted() -> None:
     assert 'accelshare_binds_total{outcome="refused"} 1' in text
     assert 'accelshare_binding_posts_total{answer="yes"} 1' in text
     assert "accelshare_tenants 1" in text
+
+
+LEADS_NO_MORE = "this replica leads no more; ask the one that does"
+
+
+def test_who_lost_the_lease_while_it_read_decides_nothing() -> None:
+    """It led when the call came in; the pod had to be read, and that took its time."""
+    world = World(one_card(), checks_uid=False)
+    pod = world.create("p", 16)
+    world.api.reads = [Outcome.HANGS]
+
+    async def lost() -> str:
+        call = asyncio.create_task(world.binding(pod))
+        await world.api.hanging.wait()
+        world.leading = False
+        world.api.gate.set()
+        return await call
+
+    assert asyncio.run(lost()) == LEADS_NO_MORE
+    assert (world.api.posted, world.free()) == ([], [16])
+
+
+def test_who_lost_the_lease_posts_nothing_again() -> None:
+    """An earlier call for the same pod was under way; what is in doubt of it stays held."""
+    world = World(one_card())
+    pod = world.create("p", 16)
+    world.api.binds = [Outcome.LATE]
+    world.bind(pod)
+    world.leading = False
+
+    answer = asyncio.run(world.extender.binder.bind(BindArgs("p", "default", "uid-p", "n1")))
+
+    assert answer == LEADS_NO_MORE
+    assert (len(world.api.posted), world.free()) == (1, [0])
+
+
+def a_binder(world: World, leads: list[bool], read_seconds: float = 2.0) -> Binder:
+    """One that leads for as many questions as are said."""
+    return Binder(
+        world.state,
+        world.api,
+        world.extender.metrics,
+        leads=lambda: leads.pop(0),
+        clock=world.clock,
+        wall_ns=lambda: 1,
+        sign=None,
+        read_seconds=read_seconds,
+    )
+
+
+def test_who_lost_the_lease_after_it_decided_gives_the_room_back() -> None:
+    """It is asked right before the write too, and nothing was written."""
+    world = World(one_card())
+    world.create("p", 16)
+
+    answer = asyncio.run(a_binder(world, [True, False]).bind(BindArgs("p", "default", "uid-p", "n1")))
+
+    assert answer == LEADS_NO_MORE
+    assert (world.api.posted, world.free(), len(world.state.holds)) == ([], [16], 0)
+
+
+def test_what_must_be_read_before_is_waited_for_in_bounds() -> None:
+    """kube-scheduler and the Lease do not wait for a server that hangs."""
+    world = World(one_card(), checks_uid=False)
+    world.create("p", 16)
+    world.api.reads = [Outcome.HANGS]
+
+    binder = a_binder(world, [True, True], read_seconds=0.01)
+    answer = asyncio.run(binder.bind(BindArgs("p", "default", "uid-p", "n1")))
+
+    assert answer == "the pod could not be read within 0.01 s"
+    assert (world.api.posted, world.free()) == ([], [16])

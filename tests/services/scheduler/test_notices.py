@@ -72,3 +72,68 @@ def test_plain_lack_of_room_is_no_event_of_ours() -> None:
     world.filter(world.create("p", 17))
 
     assert say_all(world) == []
+
+
+TENTHS = (
+    "nodes count enflame.com/gcu-memory in 0.1GB now, not in 1GB any more: "
+    "the number that this pod asks for means another amount than when it was made"
+)
+
+
+def in_tenths(name: str = "n1") -> Node:
+    return a_node(name, an_inventory(cards(1, prefix=f"{name}-"), unit="0.1GB"), uid=f"uid-{name}")
+
+
+def test_pods_that_wait_are_told_that_their_number_has_changed_its_meaning() -> None:
+    """Once for each pod and change, with both units."""
+    world = World(one_card())
+    world.create("p", 4)
+
+    world.state.node_changed(in_tenths())
+    world.state.node_changed(in_tenths())
+
+    assert say_all(world) == [Told("p", "Warning", "UnitChanged", TENTHS)]
+
+
+def test_agents_that_leave_and_come_back_in_another_unit_have_changed_it() -> None:
+    """No node offers anything in between."""
+    world = World(one_card())
+    world.create("p", 4)
+
+    world.state.node_changed(a_node("n1", an_inventory(cards(1, prefix="n1-"), leaving=True), uid="uid-n1"))
+    world.state.node_changed(in_tenths())
+
+    assert say_all(world) == [Told("p", "Warning", "UnitChanged", TENTHS)]
+
+
+def test_the_first_unit_is_no_change() -> None:
+    """Nor is the same one again."""
+    world = World()
+    world.create("p", 4)
+
+    world.state.node_changed(in_tenths())
+    world.state.node_gone(in_tenths())
+    world.state.node_changed(in_tenths())
+
+    assert say_all(world) == []
+
+
+def test_only_the_leader_tells_of_a_unit() -> None:
+    """Every replica sees the change, and a start sees the nodes one by one."""
+    world = World(one_card())
+    world.create("p", 4)
+    world.leading = False
+
+    world.state.node_changed(in_tenths())
+
+    assert say_all(world) == []
+
+
+def test_a_pod_that_has_its_card_is_not_told_of_a_unit() -> None:
+    """What it has stays what it was."""
+    world = World(one_card())
+    world.run("p", 4)
+
+    world.state.node_changed(in_tenths())
+
+    assert say_all(world) == []

@@ -1,6 +1,7 @@
 """Freed room is offered to one pod per piece: to the right one first, to the next when that one is silent."""
 
-from accelshare.services.scheduler.nudge import ANSWER_SECONDS, NUDGE, choose
+from accelshare.core.objects import Node
+from accelshare.services.scheduler.nudge import ANSWER_SECONDS, GUESSED_NUDGES, NUDGE, choose
 from accelshare.services.scheduler.refusals import MOST_NAMES, MOST_PODS, RefusedPods
 from accelshare.services.scheduler.state import waiting
 from tests.builders import a_node, a_pod, an_inventory, cards
@@ -246,3 +247,93 @@ def test_the_table_is_bounded_in_pods_and_in_names() -> None:
     for at in range(3):
         table.forget(f"uid-q{at}")
     assert (len(table), list(table.shapes())) == (0, [])
+
+
+def in_tenths(name: str) -> Node:
+    return a_node(name, an_inventory(cards(1, prefix=f"{name}-"), unit="0.1GB"), uid=f"uid-{name}")
+
+
+def test_a_new_majority_offers_nodes_that_did_not_change() -> None:
+    """The pod waits for n1, whose unit few had; now most have it."""
+    world = World(in_tenths("n1"), one_card("n2"), one_card("n3"))
+    refused(world, "p", 4, node="n1")
+    world.tick()
+    assert nudged(world) == []
+
+    world.state.node_changed(in_tenths("n2"))
+    world.tick()
+    assert nudged(world) == ["p"]
+
+
+def heir(world: World, *nodes: Node) -> World:
+    """Another replica that has seen the same and was never asked."""
+    other = World(*nodes, api=world.api)
+    for pod in world.api.pods.values():
+        other.state.pod_changed(pod)
+    return other
+
+
+def test_a_new_leader_offers_room_to_pods_that_the_one_before_it_refused() -> None:
+    """Nobody has asked about them here, and nobody will: kube-scheduler has been refused."""
+    world = full()
+    refused(world, "p", 8)
+    new = heir(world, one_card())
+    world.api.finish("a")
+    world.deliver()
+    new.state.pod_changed(world.api.pod("a"))
+
+    new.extender.take_over()
+    new.tick()
+    assert nudged(new) == ["p"]
+
+
+def test_a_new_leader_has_room_taken_by_nobody_for_pods_that_are_bound() -> None:
+    """Only who waits is guessed to have been refused."""
+    new = heir(full(), one_card())
+
+    new.extender.take_over()
+    assert len(new.state.refused) == 0
+
+
+def test_what_was_asked_about_is_not_guessed() -> None:
+    """The nodes that a pod was refused on are known then."""
+    world = World(one_card("n1"), one_card("n2"))
+    world.run("a", 16, node="n1")
+    refused(world, "p", 8, node="n1")
+
+    world.extender.take_over()
+    world.tick()
+    assert nudged(world) == []
+
+
+def test_a_guessed_pod_that_nobody_asks_about_is_forgotten() -> None:
+    """kube-scheduler keeps it off all our nodes for reasons of its own."""
+    world = World(one_card())
+    world.create("p", 8)
+    world.extender.take_over()
+
+    for _ in range(GUESSED_NUDGES):
+        assert "uid-p" in world.state.refused
+        world.clock.now += 100
+        world.tick()
+    assert "uid-p" not in world.state.refused
+
+
+def test_guesses_put_nobody_out_who_was_asked_about() -> None:
+    """The table is full of names: the most important pods are guessed, as many as there is room for."""
+    world = World(one_card())
+    wish = waiting(a_pod("p", 4))
+    assert wish.request is not None
+    assert wish.shape is not None
+    for at in range(MOST_PODS - 1):
+        world.state.refused.note(a_pod(f"p{at}", 4), wish.request, wish.shape, ["n1"])
+    world.create("low", 4)
+    high = a_pod("high", 4)
+    high.spec.priority = 7
+    world.api.create(high)
+    world.deliver()
+
+    world.extender.take_over()
+    assert "uid-p0" in world.state.refused
+    assert "uid-high" in world.state.refused
+    assert "uid-low" not in world.state.refused

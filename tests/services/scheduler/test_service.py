@@ -14,13 +14,24 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 from cryptography.x509.oid import NameOID
 
-from tests.builders import a_pod
+from accelshare.core.errors import BadInput
+from accelshare.core.grant import ContainerGrant, Grant, Share
+from accelshare.core.units import GIB
+from accelshare.services.scheduler.service import check_certificate
+from accelshare.services.scheduler.settings import Settings
+from tests.builders import a_pod, bound
 from tests.kube.stub_api import Answer, Recorded, Stream, StubApi, object_list, status
 from tests.services.scheduler.world import eight_cards
 
@@ -109,7 +120,12 @@ async def running(cert: str = "", key: str = "") -> AsyncIterator[Running]:
         api.answer("GET", "/version", Answer(200, {"gitVersion": "v1.37.0"}))
         watch = Stream([], "hang")
         api.answer("GET", "/api/v1/nodes", object_list([msgspec.to_builtins(node)], "5"), watch)
-        api.answer("GET", "/api/v1/pods", object_list([msgspec.to_builtins(pod)], "5"), watch)
+        pods = object_list([msgspec.to_builtins(pod)], "5")
+
+        async def list_or_watch(request: Recorded) -> Answer | Stream:
+            return watch if "watch" in request.query else pods
+
+        api.handle("GET", "/api/v1/pods", list_or_watch)
         api.handle("GET", f"{LEASES}/accelshare-scheduler", lease.get)
         api.handle("POST", LEASES, lease.write)
         api.handle("PUT", f"{LEASES}/accelshare-scheduler", lease.write)
@@ -137,10 +153,10 @@ def run(body: Callable[[Running], Awaitable[None]], cert: str = "", key: str = "
 
 
 def test_it_starts_leads_and_binds() -> None:
-    """Ready after both lists; leading after the Lease is taken; then it acts."""
+    """Ready after both lists; the Lease is taken; pods are listed once more; then it acts."""
 
     async def body(service: Running) -> None:
-        await service.said("leads by")
+        await service.said("and acts")
 
         assert await service.get("/readyz") == (200, "ok\n")
         assert service.lease.spec is not None
@@ -165,7 +181,7 @@ def test_told_to_stop_it_finishes_what_runs_and_gives_the_lease_up() -> None:
             return Answer(201, {})
 
         service.api.handle("POST", BINDING, slow)
-        await service.said("leads by")
+        await service.said("and acts")
         bind = asyncio.create_task(service.bind())
         await arrived.wait()
 
@@ -182,11 +198,84 @@ def test_told_to_stop_it_finishes_what_runs_and_gives_the_lease_up() -> None:
     run(body)
 
 
+def a_tenant(name: str, gib: int, card: int, version: int) -> Any:
+    share = Share(f"n1-{card}", card, gib * GIB)
+    grant = Grant(
+        dialect="gcushare",
+        uid=f"uid-{name}",
+        node="n1",
+        containers=(ContainerGrant("c0", "app", (share,), gib),),
+        unit="1GB",
+    )
+    return msgspec.to_builtins(bound(a_pod(name, gib), grant, version=version))
+
+
+def test_a_new_leader_knows_what_its_watch_has_not_brought_yet() -> None:
+    """A pod that the one before it bound, and one that is gone: one more list shows both before it acts."""
+
+    async def body(service: Running) -> None:
+        older = object_list([a_tenant("gone", 8, 1, version=4)], "5")
+        newer = object_list([a_tenant("new", 16, 0, version=9)], "9")
+        watch = Stream([], "hang")
+
+        async def behind(request: Recorded) -> Answer | Stream:
+            if "watch" in request.query:
+                return watch
+            return older if service.lease.spec is None else newer
+
+        service.api.handle("GET", "/api/v1/pods", behind)
+        await service.said("and acts")
+        _, inspected = await service.get("/gcushare-scheduler/inspect/n1")
+        assert msgspec.json.decode(inspected)["nodes"][0]["usedGCU"] == 16
+
+    run(body)
+
+
+def test_before_it_has_caught_up_it_does_not_act() -> None:
+    """The Lease is its own, and the list is refused: nobody is answered."""
+
+    async def body(service: Running) -> None:
+        watch, empty = Stream([], "hang"), object_list([], "5")
+
+        async def refused(request: Recorded) -> Answer | Stream:
+            if "watch" in request.query:
+                return watch
+            return empty if service.lease.spec is None else status(403, "Forbidden", "may not")
+
+        service.api.handle("GET", "/api/v1/pods", refused)
+        await service.said("could not be listed")
+        assert service.lease.spec is not None
+        async with service.http.post(f"{service.url}/filter", json={}) as reply:
+            assert reply.status == 503
+
+    run(body)
+
+
+def test_with_a_binding_in_doubt_the_lease_is_left_to_run_out() -> None:
+    """It may land after this process is gone: the next leader must not list before it."""
+
+    async def body(service: Running) -> None:
+        service.api.answer("POST", BINDING, status(500, "InternalError", "etcd is away"))
+        service.api.answer("GET", "/api/v1/namespaces/default/pods/p", status(500, "InternalError", "away"))
+        await service.said("and acts")
+        assert "stays held" in (await service.bind())["Error"]
+
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.process.wait() == 0
+        assert service.lease.spec is not None
+        assert service.lease.spec["holderIdentity"] == "me"
+
+    run(body)
+
+
 def test_without_lists_it_is_alive_and_not_ready() -> None:
     """And says which list it waits for."""
 
     async def body(service: Running) -> None:
-        service.api.answer("GET", "/api/v1/pods", status(403, "Forbidden", "may not"))
+        async def refused(request: Recorded) -> Answer:
+            return status(403, "Forbidden", "may not")
+
+        service.api.handle("GET", "/api/v1/pods", refused)
         await service.said("trying again")
 
         assert (await service.get("/healthz"))[0] == 200
@@ -222,7 +311,7 @@ def test_the_tls_listener_serves_with_the_given_certificate(tmp_path: Path) -> N
     cert, key = certificate(tmp_path)
 
     async def body(service: Running) -> None:
-        await service.said("leads by")
+        await service.said("and acts")
         trusting = ssl.create_default_context(cafile=cert)
         pod = msgspec.to_builtins(a_pod("p", 4))
         args = {"Pod": pod, "NodeNames": ["n1"]}
@@ -230,3 +319,33 @@ def test_the_tls_listener_serves_with_the_given_certificate(tmp_path: Path) -> N
             assert (await reply.json())["NodeNames"] == ["n1"]
 
     run(body, cert, key)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [(None, "No such file"), (b"", "certificate in PEM"), (b"rubbish", "certificate in PEM")],
+)
+def test_a_certificate_that_cannot_be_served_is_a_sentence(
+    tmp_path: Path, content: bytes | None, sentence: str
+) -> None:
+    """It names the files and what they should be."""
+    _, key = certificate(tmp_path)
+    path = tmp_path / "other.pem"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(BadInput, match=sentence) as refused:
+        check_certificate(Settings(tls_cert=str(path), tls_key=key))
+    assert str(path) in str(refused.value)
+
+
+def test_a_key_with_a_passphrase_is_a_sentence(tmp_path: Path) -> None:
+    """Nobody sits at a terminal to give it."""
+    cert, key = certificate(tmp_path)
+    locked = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    Path(key).write_bytes(locked)
+
+    with pytest.raises(BadInput, match="without a passphrase"):
+        check_certificate(Settings(tls_cert=cert, tls_key=key))

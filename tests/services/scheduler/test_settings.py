@@ -15,10 +15,10 @@ from accelshare.services.scheduler.settings import Settings
         ({"tls_port": -1}, "tls_port"),
         ({"best": 8}, "best"),
         ({"best": 65}, "best"),
-        ({"tls_cert": "cert.pem"}, "tls_cert"),
+        ({"tls_cert": "cert.pem"}, "--tls-cert"),
         ({"counted": frozenset({"klingon"})}, "counted"),
-        ({"app_label": "scheduler"}, "app_label"),
-        ({"pod_name": "p"}, "pod_namespace"),
+        ({"app_label": "scheduler"}, "--app-label"),
+        ({"pod_name": "p"}, "--pod-namespace"),
     ],
 )
 def test_what_cannot_be_meant(given: dict[str, Any], field: str) -> None:

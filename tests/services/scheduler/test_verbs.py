@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from accelshare.core.inventory import INVENTORY
 from accelshare.core.objects import Affinity, Pod, SpreadConstraint
@@ -9,7 +10,7 @@ from accelshare.core.placement import Reason
 from accelshare.dialects import DIALECTS
 from accelshare.services.scheduler.settings import Settings
 from accelshare.services.scheduler.state import score
-from accelshare.services.scheduler.verbs import fullest
+from accelshare.services.scheduler.verbs import filter_nodes, fullest
 from tests.builders import a_container, a_node, a_pod, an_inventory, cards
 from tests.services.scheduler.world import World, eight_cards, one_card
 
@@ -100,18 +101,23 @@ def test_refusals_say_why_in_few_texts() -> None:
         one_card("n1"),
         one_card("n2"),
         a_node("bare", None),
+        a_node("corrupt", "rubbish"),
+        a_node("leaving", an_inventory(cards(1, prefix="l-"), leaving=True)),
         a_node("unlabelled", an_inventory(cards(1, prefix="u-")), label=False),
         a_node("finer", an_inventory(cards(1, prefix="f-"), unit="0.1GB")),
     )
     world.run("full", 16, node="n2")
 
-    answer = world.filter(world.create("p", 4), "n1", "n2", "bare", "unlabelled", "finer", "nobody")
+    given = ("bare", "corrupt", "leaving", "unlabelled", "finer", "nobody")
+    answer = world.filter(world.create("p", 4), "n1", "n2", *given)
 
     assert answer["NodeNames"] == ["n1"]
     assert answer["FailedNodes"] == {
         "n2": NO_ROOM,
         "bare": "node has no accelshare agent that reports its cards",
-        "unlabelled": DIALECTS["gcushare"].refusal(Reason.NOT_OFFERED),
+        "corrupt": "node's accelshare.io/inventory annotation cannot be read",
+        "leaving": "node's accelshare agent takes no new pods now: see accelshare inspect",
+        "unlabelled": DIALECTS["gcushare"].refusal(Reason.NOT_OFFERED, "unlabelled"),
         "finer": "node counts enflame.com/gcu-memory in 0.1GB, most nodes in 1GB",
         "nobody": "node is not in accelshare's ledger yet",
     }
@@ -210,6 +216,22 @@ def test_nodes_in_use_win_and_fuller_ones_more() -> None:
     }
 
 
+def test_a_pod_that_wants_to_be_spread_sees_it_the_other_way_round() -> None:
+    """Unused nodes first, then the emptier; also among the few that are handed on."""
+    world = World(*(one_card(f"n{at}") for at in range(4)))
+    for at, amount in ((0, 1), (1, 8), (2, 12)):
+        world.run(f"filler-{at}", amount, node=f"n{at}")
+    pod = world.create("p", 1)
+    wish = world.state.waiting[pod.metadata.uid]
+    assert wish.request is not None
+    names = ["n2", "n1", "n0", "n3"]
+
+    assert filter_nodes(world.state, pod, names, 2).fits == ["n2", "n1"]
+    wish.request = structs.replace(wish.request, node_policy="emptiest")
+    assert filter_nodes(world.state, pod, names, 2).fits == ["n3", "n0"]
+    assert world.scores(pod, *names, "n9") == {"n0": 4, "n1": 2, "n2": 1, "n3": 10, "n9": 0}
+
+
 def test_scores_cover_all_ranks() -> None:
     """0, then 6 to 10, never falling; an overfull node's rank is beyond the last."""
     scores = [score(rank) for rank in range(1005)]
@@ -263,3 +285,16 @@ def test_an_inventory_that_changes_changes_the_answer() -> None:
     assert world.filter(pod)["NodeNames"] == []
     world.state.node_changed(node)
     assert world.filter(pod)["NodeNames"] == ["n1"]
+
+
+def test_names_and_nodes_that_disagree_are_answered_with_what_is_there() -> None:
+    """Of the nodes, those that were given."""
+    world = World(one_card("n1"), one_card("n2"))
+    pod = world.create("p", 4)
+    nodes = {"items": [{"metadata": {"name": "n2"}, "kind": "Node"}]}
+
+    reply = world.post("/filter", {"Pod": pod, "NodeNames": ["n1", "n2"], "Nodes": nodes})
+
+    assert reply.status == 200
+    assert reply.json["NodeNames"] == ["n1", "n2"]
+    assert reply.json["Nodes"]["items"] == nodes["items"]

@@ -1,15 +1,19 @@
 """Admission: slots for counted resources, a sentence for nonsense, and nobody else's grants."""
 
 import base64
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from accelshare.core.grant import GRANT
 from accelshare.core.objects import Pod
 from accelshare.dialects import SLOT
 from accelshare.services.scheduler.settings import Settings
+from accelshare.services.scheduler.webhook import PROTECTED
 from tests.builders import MEMORY, a_container, a_pod
 from tests.services.scheduler.world import World
 
@@ -166,3 +170,54 @@ def test_what_is_no_review_is_refused(path: str) -> None:
 def test_a_deletion_passes() -> None:
     """It has no object."""
     assert validated(None, a_pod("p", 4, annotations={}), operation="DELETE")["allowed"] is True
+
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+
+
+def manifests(name: str) -> list[Any]:
+    return [part for part in yaml.safe_load_all((DEPLOY / name).read_text()) if part]
+
+
+def keys_in(expression: str) -> set[str]:
+    """Of an expression that begins with a list of texts."""
+    return set(re.findall(r"'([^']+)'", expression[: expression.index("]")]))
+
+
+def test_the_policy_protects_the_keys_that_the_webhook_protects() -> None:
+    """deploy/access.yaml spells them for the API server."""
+    (variables,) = (
+        each["spec"]["variables"]
+        for each in manifests("access.yaml")
+        if each["kind"] == "ValidatingAdmissionPolicy" and "grants" in each["metadata"]["name"]
+    )
+
+    assert keys_in(next(each["expression"] for each in variables if each["name"] == "keys")) == PROTECTED
+
+
+def grants_webhook() -> Any:
+    (configuration,) = (
+        each for each in manifests("webhook.yaml") if each["kind"] == "ValidatingWebhookConfiguration"
+    )
+    return next(each for each in configuration["webhooks"] if each["name"] == "grants.accelshare.io")
+
+
+def test_the_webhook_is_called_for_the_keys_that_it_protects() -> None:
+    """And not for what the scheduler service itself writes."""
+    conditions = {each["name"]: each["expression"] for each in grants_webhook()["matchConditions"]}
+
+    assert keys_in(conditions["touches-a-grant"]) == PROTECTED
+    assert SERVICE in conditions["not-the-scheduler-service"]
+
+
+def test_the_webhook_is_called_for_all_ways_to_write_a_grant() -> None:
+    """The same that the policy looks at."""
+    (constraints,) = (
+        each["spec"]["matchConstraints"]["resourceRules"]
+        for each in manifests("access.yaml")
+        if each["kind"] == "ValidatingAdmissionPolicy" and "grants" in each["metadata"]["name"]
+    )
+
+    assert [(each["operations"], each["resources"]) for each in grants_webhook()["rules"]] == [
+        (each["operations"], each["resources"]) for each in constraints
+    ]

@@ -208,7 +208,10 @@ class Election:
     # --- what is known ---------------------------------------------------------------------------------
 
     def _observe(self, spec: LeaseSpec) -> None:
-        self.holder = spec.holderIdentity or ""
+        holder = spec.holderIdentity or ""
+        if holder not in (self.holder, "", self.identity):
+            _log.info("%s waits for %s, which %s holds", self.identity, self._path, holder)
+        self.holder = holder
         if spec != self._observed:
             self._observed, self._observed_at = spec, self._clock()
 

@@ -180,8 +180,9 @@ class Reflector(Generic[T]):
             except ApiError as failure:
                 await self._wait(failure)
         self._backoff.reset()
-        self.resource_version = version
+        # The callback comes first: it may ask what was known before this list.
         self._on_replace(items, version)
+        self.resource_version = version
         self.synced.set()
 
     async def _list(self) -> tuple[list[Any], str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from accelshare.core.errors import NotReady
 from accelshare.core.grant import Share
@@ -32,6 +32,7 @@ class Given(Struct, frozen=True, omit_defaults=True):
     pod_uid: str = ""
     container: str = ""
     shares: tuple[Share, ...] = ()
+    confirmed: bool = False  # PreStartContainer found it right for the container that got it
 
 
 _decoder = msgspec.json.Decoder(Given)
@@ -79,6 +80,15 @@ class Allocations:
         if known is None and nonce.isalnum() and (path := self._folder / nonce).exists():
             known = _read(path)
         return known
+
+    async def confirm(self, nonce: str) -> None:
+        """Writes down that the container which got this answer is the right one. Again changes nothing."""
+        given = self.find(nonce)
+        if given is None or given.confirmed:
+            return
+        confirmed = structs.replace(given, confirmed=True)
+        await asyncio.to_thread(write_synced, self._folder / nonce, msgspec.json.encode(confirmed))
+        self.given[nonce] = confirmed
 
     def forget(self, nonce: str) -> None:
         self.given.pop(nonce, None)

@@ -1,21 +1,23 @@
 """The grants that were checked and served on this node: one file per pod, the last line of defence.
 
 A grant is checked once, when it is first served: its signature, that it is this pod's and this node's, and
-that no card is overfilled by it, whoever wrote it. From then on the file counts and not the annotation: a
-pod that runs keeps what it has when keys change, or when somebody edits its annotation.
+that no card is overfilled by it, whoever wrote it and whoever else holds that card. From then on the file
+counts and not the annotation: a pod that runs keeps what it has when keys change, or when somebody edits its
+annotation.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from accelshare.core.errors import BadInput, GrantRefused
-from accelshare.core.grant import GRANT, Grant, Signed, charges, grant_of
+from accelshare.core.grant import GRANT, Charge, Grant, Signed, charges, grant_of
 from accelshare.core.inventory import Card
+from accelshare.core.ledger import Tenant
 from accelshare.core.objects import Pod
 from accelshare.services.agent.files import private_folder, remove_leftovers, standing, write_synced
 from accelshare.services.keys import Verify
@@ -45,18 +47,27 @@ class GrantBook:
     def pods(self) -> list[str]:
         return list(self._served)
 
-    async def admit(self, pod: Pod, cards: Mapping[str, Card]) -> Grant:
-        """The grant by which this pod is served, checked and written down if new. Raises GrantRefused."""
+    async def admit(self, pod: Pod, cards: Mapping[str, Card], tenants: Iterable[Tenant] = ()) -> Grant:
+        """The grant by which this pod is served, checked and written down if new. Raises GrantRefused.
+
+        tenants: of this node, as its ledger reads them; those of other systems count beside what we serve.
+        """
         async with self._turn:  # or two grants, each of which fits alone, would be checked at the same time
             known = self._served.get(pod.metadata.uid)
             if known is not None:
                 return known
             grant = self._checked(pod)
-            refuse_overfill(grant, self._served.values(), cards)
+            refuse_overfill(grant, self._others(grant.uid, tenants), cards)
             data = msgspec.json.encode(grant)
             await asyncio.to_thread(write_synced, self._folder / grant.uid, data)
             self._served[grant.uid] = grant
             return grant
+
+    def _others(self, uid: str, tenants: Iterable[Tenant]) -> list[Charge]:
+        """What others than this pod hold: by grants that we served, and by those of other systems."""
+        served = [charge for grant in self._served.values() if grant.uid != uid for charge in charges(grant)]
+        foreign = [tenant for tenant in tenants if tenant.foreign and tenant.uid not in {uid, *self._served}]
+        return served + [charge for tenant in foreign for charge in tenant.charges]
 
     def check(self, pod: Pod) -> Grant:
         """The pod's grant, if it may be believed; nothing is written. Raises GrantRefused."""
@@ -115,9 +126,8 @@ def card_named(name: str, uid: str, cards: Mapping[str, Card]) -> Card:
     return card
 
 
-def refuse_overfill(grant: Grant, served: Iterable[Grant], cards: Mapping[str, Card]) -> None:
+def refuse_overfill(grant: Grant, others: Sequence[Charge], cards: Mapping[str, Card]) -> None:
     """Raises GrantRefused where a card does not exist, or would hold more than it has."""
-    others = [charge for other in served if other.uid != grant.uid for charge in charges(other)]
     for charge in charges(grant):
         card = card_named(charge.card, grant.uid, cards)
         beside = [other for other in others if other.card == charge.card]

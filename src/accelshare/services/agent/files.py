@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from accelshare.core.errors import NotReady
+from accelshare.core.errors import AccelshareError, NotReady
 
 _TEMPORARY = ".*.tmp"
 
@@ -44,7 +44,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder(path, 0o700)
+
+
+def folder(path: Path, mode: int) -> Path:
+    """Made where it is missing. Raises AccelshareError where the agent could not write into it."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise AccelshareError(
+            f"the agent's folder {path} cannot be used: {error}. The agent runs as root and needs a folder "
+            "of the host that it can write"
+        ) from error
     return path
 
 

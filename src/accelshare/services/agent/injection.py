@@ -16,6 +16,8 @@ from typing import Protocol
 from accelshare.core.container import Edits, cdi_file, cdi_name
 from accelshare.core.errors import GrantRefused
 from accelshare.core.inventory import Injection
+from accelshare.services.agent import files
+from accelshare.services.agent.allocations import Allocations
 from accelshare.services.agent.files import remove_leftovers, write_synced
 
 PREFIX = "accelshare.io-"
@@ -39,7 +41,11 @@ class Injector(Protocol):
     def withdraw(self, nonce: str) -> None: ...
 
     def nonces(self) -> list[str]:
-        """All that stand for something now."""
+        """All under which something stands here that has to be withdrawn some day."""
+        ...
+
+    def put_at(self, nonce: str) -> float:
+        """When, in seconds since 1970; 0 where nothing stands."""
         ...
 
     def tidy(self, before: float) -> None:
@@ -51,9 +57,8 @@ class Cdi:
     way: Injection = "cdi"
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = files.folder(folder, 0o755)
         self._turn = asyncio.Lock()
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
 
     async def put(self, nonce: str, edits: Edits) -> None:
         async with self._turn:
@@ -73,7 +78,14 @@ class Cdi:
         self._path(nonce).unlink(missing_ok=True)
 
     def nonces(self) -> list[str]:
-        return [path.name[len(PREFIX) : -len(".json")] for path in self._folder.glob(f"{PREFIX}*.json")]
+        found = [path.name[len(PREFIX) : -len(".json")] for path in self._folder.glob(f"{PREFIX}*.json")]
+        return [nonce for nonce in found if nonce.isalnum()]  # any other name is none that we gave
+
+    def put_at(self, nonce: str) -> float:
+        try:
+            return self._path(nonce).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def tidy(self, before: float) -> None:
         remove_leftovers(self._folder, before, of=f".{PREFIX}*.tmp")
@@ -85,27 +97,31 @@ class Cdi:
 
 
 class Direct:
-    """Everything was said in Allocate; nothing is left to put anywhere."""
+    """Everything was said in Allocate; nothing is left to put anywhere, but that it was found right."""
 
     way: Injection = "direct"
 
-    def __init__(self) -> None:
-        self._put: set[str] = set()
+    def __init__(self, allocations: Allocations) -> None:
+        self._allocations = allocations
 
     async def put(self, nonce: str, edits: Edits) -> None:
-        self._put.add(nonce)
+        await self._allocations.confirm(nonce)
 
     def has(self, nonce: str) -> bool:
-        return nonce in self._put
+        given = self._allocations.find(nonce)
+        return given is not None and given.confirmed
 
     def names(self, nonce: str) -> tuple[str, ...]:
         return ()
 
     def withdraw(self, nonce: str) -> None:
-        self._put.discard(nonce)
+        pass
 
     def nonces(self) -> list[str]:
-        return sorted(self._put)
+        return []
+
+    def put_at(self, nonce: str) -> float:
+        return 0.0
 
     def tidy(self, before: float) -> None:
         pass

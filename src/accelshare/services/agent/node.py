@@ -4,28 +4,45 @@ The agent is the only writer of both. Whoever else changes them finds them writt
 and at the latest after five seconds.
 
 While an agent is replaced, two run on the node, and each would write over the other for ever. The newer one
-wins: an annotation that another agent wrote after we wrote ours is left alone for a minute, by which time
-one of the two is gone.
+wins: what an agent that started after us wrote is left alone for a minute, by which time one of the two is
+gone. When an agent started stands in its name. Whoever says that he leaves is no successor.
 """
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from msgspec import structs
 
+import accelshare
 from accelshare.core.errors import AccelshareError, BadInput
 from accelshare.core.inventory import INVENTORY, Inventory, read_inventory, write_inventory
-from accelshare.core.objects import Node
+from accelshare.core.objects import Node, version_number
 from accelshare.kube.api.client import Client
+from accelshare.kube.api.errors import Conflict
 
 _log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 YIELD_SECONDS = 60.0
+LEAVE_TRIES = 5  # kubelet writes the same object; that it does so five times in a row does not happen
+
+_NAME = re.compile(r"[^/]+/([0-9a-f]{1,16})-[0-9a-f]+")  # version, start, and what makes it one of a kind
+
+
+def agent_name(started: int, drawn: str) -> str:
+    """started: in nanoseconds since 1970."""
+    return f"{accelshare.__version__}/{started:x}-{drawn}"
+
+
+def started(agent: str) -> int | None:
+    """When the agent of that name started; None where no agent has given itself that name."""
+    found = _NAME.fullmatch(agent)
+    return int(found[1], 16) if found else None
 
 
 class NodeKeeper:
@@ -103,10 +120,21 @@ class NodeKeeper:
     async def leave(self) -> None:
         """Says that this agent goes, unless another one has taken over already."""
         inventory, self._inventory, self._left = self._inventory, None, True  # run() writes no more
-        if inventory is None or self._node is None or _author(self._node) != inventory.agent:
+        node = self._node
+        if inventory is None:
             return
         text = write_inventory(structs.replace(inventory, leaving=True))
-        await self._client.patch(self._path, {"metadata": {"annotations": {INVENTORY: text}}}, Node)
+        for _ in range(LEAVE_TRIES):
+            if node is None or (author := _written(node)) is None or author.agent != inventory.agent:
+                return
+            # Our watch may be behind: the version keeps us from writing over a successor not seen yet.
+            meta = {"resourceVersion": node.metadata.resourceVersion, "annotations": {INVENTORY: text}}
+            try:
+                await self._client.patch(self._path, {"metadata": meta}, Node)
+            except Conflict:
+                node = await self._client.get(self._path, Node)
+            else:
+                return
 
     def _take(self, node: Node) -> None:
         """Either of the watch and our own writes may be behind the other."""
@@ -114,30 +142,36 @@ class NodeKeeper:
             self._node = node
 
     def _taken_over(self, node: Node, inventory: Inventory) -> bool:
-        """Whether another agent has written since we did, and not long ago."""
-        author = _author(node)
-        if author is None or author == inventory.agent or not self._wrote:
+        """Whether an agent that started after us has written, and not long ago."""
+        found = _written(node)
+        if not self._wrote or found is None or found.leaving or not _later(found.agent, inventory.agent):
             self._yielded_to = ""
             return False
-        if author != self._yielded_to:
-            _log.info("agent %s has taken over this node's inventory", author)
-            self._yielded_to, self._yielded_at = author, self._clock()
+        if found.agent != self._yielded_to:
+            _log.info("agent %s has taken over this node's inventory", found.agent)
+            self._yielded_to, self._yielded_at = found.agent, self._clock()
         return self._clock() - self._yielded_at < YIELD_SECONDS
 
 
-def _author(node: Node) -> str | None:
-    """Which agent wrote the annotation that stands now."""
+def _written(node: Node) -> Inventory | None:
+    """The inventory that stands on the node now, where it can be read."""
     text = node.annotation(INVENTORY)
     try:
-        return (read_inventory(text).agent or None) if text is not None else None
+        return read_inventory(text) if text is not None else None
     except BadInput:
         return None
+
+
+def _later(agent: str, than: str) -> bool:
+    theirs, ours = started(agent), started(than)
+    return theirs is not None and ours is not None and theirs > ours
 
 
 def _is_older(node: Node, known: Node) -> bool:
     if node.metadata.uid != known.metadata.uid:
         return False
-    return 0 < int(node.metadata.resourceVersion or 0) < int(known.metadata.resourceVersion or 0)
+    ours = version_number(known.metadata.resourceVersion)
+    return 0 < version_number(node.metadata.resourceVersion) < ours
 
 
 def differing(node: Node, wanted: Mapping[str, int]) -> dict[str, str]:

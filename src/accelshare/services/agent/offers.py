@@ -16,9 +16,11 @@ fails a pod whose id has gone when it restarts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from accelshare.core.errors import BadInput
 from accelshare.core.inventory import Card, FrontEnd
 from accelshare.core.ledger import Tenant
 from accelshare.core.units import Unit
@@ -28,11 +30,19 @@ from accelshare.dialects.interface import CountsNodes, Dialect
 MOST_IDS = 2048
 SLOTS_PER_CARD = 64
 
-Device = tuple[str, bool]  # id, healthy
+
+class Device(NamedTuple):
+    """One id, as kubelet is told of it."""
+
+    id: str
+    healthy: bool
+    numa: int | None = None  # told only where the id is the card that the container gets
+
+
 Held = Mapping[str, frozenset[str]]  # by resource, the ids that kubelet's checkpoint gives to live containers
 
 
-class Offer(Struct, frozen=True):
+class Offered(Struct, frozen=True):
     devices: dict[str, tuple[Device, ...]] = {}  # by resource: what kubelet is told by ListAndWatch
     status: dict[str, int] = {}  # by resource: what is patched into the node's status
     problem: str = ""
@@ -57,7 +67,7 @@ def offer(
     ends: Mapping[str, FrontEnd],
     tenants: Iterable[Tenant] = (),
     held: Held | None = None,
-) -> Offer:
+) -> Offered:
     held = held or {}
     tenants = list(tenants)
     devices: dict[str, tuple[Device, ...]] = {}
@@ -83,10 +93,12 @@ def offer(
             )
             return closed(ends, tenants, held, why)
         devices[dialect.primary] = _ids(own, dialect, unit, room, held.get(dialect.primary, frozenset()))
-    return Offer(devices, status)
+    return Offered(devices, status)
 
 
-def closed(ends: Mapping[str, FrontEnd], tenants: Iterable[Tenant], held: Held | None, problem: str) -> Offer:
+def closed(
+    ends: Mapping[str, FrontEnd], tenants: Iterable[Tenant], held: Held | None, problem: str
+) -> Offered:
     """Nothing new, because of the problem; pods that run keep what they hold."""
     tenants = list(tenants)
     devices: dict[str, tuple[Device, ...]] = {}
@@ -94,23 +106,23 @@ def closed(ends: Mapping[str, FrontEnd], tenants: Iterable[Tenant], held: Held |
     for name, end in ends.items():
         dialect = DIALECTS[name]
         resource = SLOT if end.mode == "counted" else dialect.primary
-        devices[resource] = tuple((number, True) for number in sorted((held or {}).get(resource, ())))
+        devices[resource] = tuple(Device(number, True) for number in sorted((held or {}).get(resource, ())))
         if end.mode == "counted":
             own = [tenant for tenant in tenants if tenant.dialect == name]
             status[dialect.primary] = sum(_units_of(tenant, dialect) for tenant in own)
-    return Offer(devices, status, problem)
+    return Offered(devices, status, problem)
 
 
 def _room(cards: Sequence[Card], dialect: Dialect, unit: Unit, tenants: Sequence[Tenant]) -> _Room:
     old = [tenant for tenant in tenants if tenant.unit != unit.name]
     present = [tenant for tenant in tenants if tenant.unit == unit.name]
-    free = {card.id: max(0, unit.count(card.memory - _held_bytes(card, old))) for card in cards}
+    free = {card.id: dialect.capacity(_less(card, _held_bytes(card, old)), unit) for card in cards}
     healthy = {card.id for card in cards if card.healthy}
     old_units = sum(_units_of(tenant, dialect) for tenant in old)
     by_card: dict[str, int] = {}
     for tenant in present:
         for charge in tenant.charges:
-            by_card[charge.card] = by_card.get(charge.card, 0) + unit.nearest(charge.memory)
+            by_card[charge.card] = by_card.get(charge.card, 0) + dialect.taken(charge, unit)
     missing = sum(units for card, units in by_card.items() if card not in free)
     sick = sum(min(units, free[card]) for card, units in by_card.items() if card in free.keys() - healthy)
     return _Room(
@@ -144,7 +156,7 @@ def _ids(
     bad = [number for number in (*sick, *first, *spare) if number not in good]
     bad = bad[: max(0, room.total - len(good))]
     shown = good.union(bad)
-    return tuple((number, number in good) for number in order if number in shown)
+    return tuple(Device(number, number in good) for number in order if number in shown)
 
 
 def _slots(cards: Sequence[Card], held: frozenset[str]) -> tuple[Device, ...]:
@@ -153,7 +165,13 @@ def _slots(cards: Sequence[Card], held: frozenset[str]) -> tuple[Device, ...]:
         for card in cards
         for n in range(SLOTS_PER_CARD)
     }
-    return (*own.items(), *((number, True) for number in sorted(held - own.keys())))
+    own |= dict.fromkeys(sorted(held - own.keys()), True)
+    return tuple(Device(number, healthy) for number, healthy in own.items())
+
+
+def _less(card: Card, memory: int) -> Card:
+    """The card as if it had so much less memory."""
+    return structs.replace(card, memory=max(0, card.memory - memory)) if memory else card
 
 
 def _held_bytes(card: Card, tenants: Iterable[Tenant]) -> int:
@@ -162,8 +180,11 @@ def _held_bytes(card: Card, tenants: Iterable[Tenant]) -> int:
 
 def _units_of(tenant: Tenant, dialect: Dialect) -> int:
     """What kube-scheduler counts for a pod: its number, in whatever unit it was meant."""
-    unit = dialect.units.get(tenant.unit)
-    return sum(unit.nearest(charge.memory) for charge in tenant.charges) if unit else 0
+    try:
+        unit = unit_named(dialect, tenant.unit)
+    except BadInput:
+        return 0
+    return sum(dialect.taken(charge, unit) for charge in tenant.charges)
 
 
 def prefer(available: Sequence[str], must: Sequence[str], size: int) -> list[str]:

@@ -15,21 +15,18 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import structs
 
-import accelshare
 from accelshare.core.errors import AccelshareError, BadInput, DriverError
 from accelshare.core.inventory import Card, FrontEnd, Inventory
 from accelshare.core.objects import Node, Pod
 from accelshare.dialects import DIALECTS, SLOT
-from accelshare.dialects.interface import MarksStart
 from accelshare.drivers.interface import Driver
-from accelshare.kube.api.client import Client, pod_path
-from accelshare.kube.api.errors import NotFound
-from accelshare.kube.api.events import EventRecorder, ObjectReference
+from accelshare.kube.api.client import Client
+from accelshare.kube.api.events import ObjectReference
 from accelshare.kube.api.watch import EventType, Reflector
 from accelshare.kube.kubelet.cri import CdiState, cdi_by_version, runtime_cdi
 from accelshare.kube.kubelet.host import PluginHost
@@ -38,9 +35,10 @@ from accelshare.services.agent.allocations import Allocations
 from accelshare.services.agent.aside import aside
 from accelshare.services.agent.book import GrantBook
 from accelshare.services.agent.injection import Cdi, Direct, Injector
-from accelshare.services.agent.node import NodeKeeper
-from accelshare.services.agent.offers import Device, Offer, closed, offer, spoken
+from accelshare.services.agent.node import NodeKeeper, agent_name
+from accelshare.services.agent.offers import Device, Offered, closed, offer, spoken
 from accelshare.services.agent.record import KubeletRecord
+from accelshare.services.agent.reports import PodReports, missing_marks
 from accelshare.services.agent.serving import Serving
 from accelshare.services.agent.settings import AgentSettings
 from accelshare.services.agent.view import NodeView, pods_of
@@ -63,17 +61,16 @@ class Agent:
         self._client = client
         self._driver = driver
         self._now = now
-        self._name = f"{accelshare.__version__}/{secrets.token_hex(4)}"
+        self._name = agent_name(int(now() * 1e9), secrets.token_hex(4))
         self._view = NodeView(client, settings.node)
         self._keeper = NodeKeeper(client, settings.node)
-        self._events = EventRecorder(client, "accelshare-agent")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._reports = PodReports(client)
         self._record = KubeletRecord(settings.plugin_folder)
         self._cards: tuple[Card, ...] = ()
         self._asking: asyncio.Future[tuple[Card, ...]] | None = None
         self._driver_problem = ""
         self._ends: dict[str, FrontEnd] = {}
-        self._offered = Offer()
+        self._offered = Offered()
         self._look = asyncio.Event()
         self._servers: dict[str, PluginServer] = {}
         self._servings: dict[str, Serving] = {}
@@ -117,7 +114,8 @@ class Agent:
                 finally:
                     if self._host is not None:
                         await self._host.stop(grace=0)
-                    for task in (*running, *self._tasks):
+                    self._reports.cancel()
+                    for task in running:
                         task.cancel()
         except ExceptionGroup as failures:
             failure = _first(failures)
@@ -143,8 +141,7 @@ class Agent:
         with contextlib.suppress(AccelshareError, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._keeper.leave()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=REPORT_SECONDS)
+        await self._reports.settle(REPORT_SECONDS)
         if self._host is not None:
             await self._host.stop(grace=1.0)
 
@@ -163,7 +160,9 @@ class Agent:
         while True:
             await self._discover()
             await self._choose_injection()
-            if self._cards and self._injector is not None:
+            if not self._view.found:
+                self._injection_problem = f"there is no node {self._settings.node}: see kubectl get nodes"
+            elif self._cards and self._injector is not None:
                 return self._injector
             self._publish()
             if said != self._problem():
@@ -173,6 +172,7 @@ class Agent:
 
     def _serve_resources(self, injector: Injector) -> None:
         ends = spoken(self._cards, self._settings.dialects)
+        counted = frozenset(name for name, end in ends.items() if end.mode == "counted")
         primaries = {SLOT if end.mode == "counted" else DIALECTS[name].primary for name, end in ends.items()}
         for resource in sorted(primaries):
             serving = Serving(
@@ -182,9 +182,10 @@ class Agent:
                 book=self._book,
                 allocations=self._allocations,
                 injector=injector,
-                reports=self,
+                reports=self._reports,
                 record=self._record,
                 now=self._now,
+                counted=counted if resource == SLOT else frozenset(),
             )
             self._servings[resource] = serving
             self._servers[resource] = PluginServer(resource, serving)
@@ -194,18 +195,26 @@ class Agent:
         settings = self._settings
         self._injection_problem = ""
         if settings.injection == "direct":
-            self._injector = Direct()
+            self._injector = Direct(self._allocations)
             return
         state = await runtime_cdi(settings.runtime_socket, RUNTIME_SECONDS)
         enabled = state.enabled
         if enabled is None:
             enabled = cdi_by_version(self._view.runtime_version)
+            _log.warning(
+                "the container runtime cannot be asked how grants get into containers (%s); by its version, "
+                "%s, it %s CDI files. If that is wrong, or containers stay in CreateContainerError, give "
+                "--runtime-socket, or --injection and --cdi-dir",
+                state.detail,
+                self._view.runtime_version or "unknown",
+                "reads" if enabled else "does not read",
+            )
         if enabled:
             self._injector = Cdi(settings.cdi_folder or _dynamic(state.dirs))
         elif settings.injection == "cdi":
             self._injection_problem = _no_cdi(state)
         else:
-            self._injector = Direct()
+            self._injector = Direct(self._allocations)
 
     # Cards
 
@@ -252,9 +261,9 @@ class Agent:
                 about = ObjectReference("Pod", tenant.name, tenant.uid, tenant.namespace)
                 text = f"card {card.index} ({card.id}) on node {self._settings.node} is {_health(card)}"
                 if card.healthy:
-                    self._later(self._events.record(about, "Normal", "CardRecovered", text))
+                    self._reports.event(about, "Normal", "CardRecovered", text)
                 else:
-                    self._later(self._events.record(about, "Warning", "CardUnhealthy", text))
+                    self._reports.event(about, "Warning", "CardUnhealthy", text)
 
     # What is published
 
@@ -299,7 +308,7 @@ class Agent:
         )
         self._keeper.want(inventory, self._offered.status)
         for resource, server in self._servers.items():
-            server.publish(_chunks(self._offered.devices.get(resource, ())))
+            server.publish(chunks(self._offered.devices.get(resource, ())))
 
     async def _publish_changes(self) -> None:
         while True:
@@ -337,36 +346,6 @@ class Agent:
             self._view.set_node(node)
             self._keeper.seen(node)
 
-    # Reports of serving
-
-    def refused(self, pod: Pod, why: str) -> None:
-        _log.warning("%s", why)
-        self._later(self._events.record(_about(pod), "Warning", "GrantRefused", why))
-
-    def mismatched(self, pod: Pod, why: str) -> None:
-        self.refused(pod, why)
-        self._later(self._evict(pod))
-
-    def served(self, pod: Pod) -> None:
-        self._later(self._mark_started(pod))
-
-    async def _evict(self, pod: Pod) -> None:
-        with contextlib.suppress(NotFound):
-            await self._client.evict(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
-
-    async def _mark_started(self, pod: Pod) -> None:
-        marks = _marks(pod)
-        if not marks:
-            return
-        patch = {"metadata": {"uid": pod.metadata.uid, "annotations": marks}}
-        with contextlib.suppress(NotFound):
-            await self._client.patch(pod_path(pod.metadata.namespace, pod.metadata.name), patch, Pod)
-
-    def _later(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(_report_failure(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     # Files of allocations that are over
 
     async def _sweep(self) -> None:
@@ -385,8 +364,10 @@ class Agent:
         before = self._now() - YOUNG_SECONDS
         live = {allocation.nonce for allocation in recorded}
         for nonce in {*self._allocations.given, *self._injector.nonces()} - live:
-            given = self._allocations.given.get(nonce)
-            if given is None or given.time < before:
+            # Another agent of this node, which we replace or which replaces us, gives and puts beside us:
+            # what it did since the checkpoint was read is on the disk, and young.
+            given = self._allocations.find(nonce)
+            if (self._injector.put_at(nonce) if given is None else given.time) < before:
                 self._injector.withdraw(nonce)
                 self._allocations.forget(nonce)
         for part in (self._allocations, self._book, self._injector):
@@ -394,17 +375,8 @@ class Agent:
         for serving in self._servings.values():
             serving.forget_ended()
             for uid, pod in self._view.pods.items():
-                if _marks(pod) and serving.complete(uid):
-                    self.served(pod)
-
-
-async def _report_failure(work: Coroutine[None, None, None]) -> None:
-    try:
-        await work
-    except AccelshareError as error:
-        _log.warning("%s", error)
-    except Exception:
-        _log.exception("a report could not be made")
+                if missing_marks(pod) and serving.complete(uid):
+                    self._reports.served(pod)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -412,15 +384,6 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     return failure
-
-
-def _marks(pod: Pod) -> dict[str, str]:
-    """What is to be written on the pod once all of its containers have what they were granted."""
-    marks: dict[str, str] = {}
-    for dialect in DIALECTS.values():
-        if isinstance(dialect, MarksStart):
-            marks |= dialect.started(pod)
-    return marks
 
 
 def _no_cdi(state: CdiState) -> str:
@@ -448,11 +411,12 @@ def _dynamic(folders: tuple[str, ...]) -> Path:
     return Path(next((folder for folder in folders if folder.startswith(("/run", "/var/run"))), folders[-1]))
 
 
-def _chunks(devices: tuple[Device, ...]) -> list[bytes]:
-    return [
-        device_chunk((number for number, healthy in devices if healthy is state), healthy=state)
-        for state in (True, False)
-    ]
+def chunks(devices: tuple[Device, ...]) -> list[bytes]:
+    """The list as kubelet is sent it, devices that are alike together."""
+    alike: dict[tuple[bool, int | None], list[str]] = {(True, None): [], (False, None): []}
+    for device in devices:
+        alike.setdefault((device.healthy, device.numa), []).append(device.id)
+    return [device_chunk(ids, healthy=healthy, numa=numa) for (healthy, numa), ids in alike.items()]
 
 
 def _sick(card: Card, reason: str) -> Card:
@@ -461,7 +425,3 @@ def _sick(card: Card, reason: str) -> Card:
 
 def _health(card: Card) -> str:
     return "healthy again" if card.healthy else f"unhealthy: {card.reason or 'no reason given'}"
-
-
-def _about(pod: Pod) -> ObjectReference:
-    return ObjectReference("Pod", pod.metadata.name, pod.metadata.uid, pod.metadata.namespace)

@@ -10,16 +10,18 @@ but for our own disk (with direct injection also for our own watch, which an ans
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from accelshare.core.container import Edits, merge
-from accelshare.core.errors import GrantRefused, NotReady
+from accelshare.core.errors import BadInput, GrantRefused, NotReady
 from accelshare.core.grant import GRANT, ContainerGrant, Grant
 from accelshare.core.objects import Pod
 from accelshare.core.ownership import NONCE_ANNOTATION, Allocation, Owner, Unknown, owners
-from accelshare.dialects import DIALECTS
+from accelshare.dialects import DIALECTS, SLOT
+from accelshare.dialects.amounts import amount
 from accelshare.dialects.interface import Dialect
 from accelshare.drivers.interface import Driver
 from accelshare.kube.kubelet.plugin import AllocateAnswer
@@ -62,8 +64,10 @@ class Serving:
         reports: Reports,
         record: KubeletRecord,
         now: Callable[[], float],
+        counted: frozenset[str] = frozenset(),
         patience: float = CANDIDATE_SECONDS,
     ) -> None:
+        """counted: the dialects whose grants this resource carries, where it is the slot."""
         self._resource = resource
         self._view = view
         self._driver = driver
@@ -73,6 +77,7 @@ class Serving:
         self._reports = reports
         self._record = record
         self._now = now
+        self._counted = counted
         self._patience = patience
 
     async def prefer(self, available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
@@ -126,6 +131,8 @@ class Serving:
         return answer
 
     def _look_up(self, ids: frozenset[str]) -> tuple[Owner, ...] | Unknown:
+        # Pod-resources is not asked in the checkpoint's place: it tells neither nonce nor UID and leaves out
+        # plain init containers, so that another pod's grant could be put under the name of one of these.
         return owners(
             ids,
             self._resource,
@@ -151,12 +158,12 @@ class Serving:
         part = self._part(grant, owner, ids)
         if self._injector.way == "direct":
             self._compare(pod, owner, part)
-        await self._injector.put(owner.nonce, await self._edits(grant, part))
+        await self._injector.put(owner.nonce, await self._edits(pod, grant, part))
 
     async def _admit(self, pod: Pod) -> Grant:
         self.forget_ended()
         try:
-            return await self._book.admit(pod, self._view.cards)
+            return await self._book.admit(pod, self._view.cards, self._view.tenants())
         except GrantRefused:
             # Our watch may not have heard yet that a neighbour has ended, or of the grant itself.
             if not await quietly_refresh(self._view):
@@ -165,7 +172,7 @@ class Serving:
         fresh = self._view.pods.get(pod.metadata.uid)
         if fresh is None:
             raise NotReady(f"pod {pod.key} is gone")
-        return await self._book.admit(fresh, self._view.cards)
+        return await self._book.admit(fresh, self._view.cards, self._view.tenants())
 
     def forget_ended(self) -> None:
         for uid in self._book.pods():
@@ -187,7 +194,7 @@ class Serving:
             )
         return part
 
-    async def _edits(self, grant: Grant, part: ContainerGrant, *, whose: bool = True) -> Edits:
+    async def _edits(self, pod: Pod, grant: Grant, part: ContainerGrant, *, whose: bool = True) -> Edits:
         """whose: say the pod's UID too, which only one who knows it may do."""
         dialect = _dialect(grant)
         cards = [card_named(share.card, grant.uid, self._view.cards) for share in part.shares]
@@ -205,8 +212,7 @@ class Serving:
             ("ACCELSHARE_MEMORY_BYTES", ",".join(str(share.memory) for share in part.shares)),
             ("ACCELSHARE_COMPUTE_PERCENT", ",".join(str(share.compute) for share in part.shares)),
         )
-        theirs = tuple(dialect.env(part, grant, cards).items())
-        return merge([needed, Edits(env=ours), Edits(env=theirs)])
+        return merge([needed, Edits(env=ours), dialect.edits(pod, part, grant, cards)])
 
     # Directly
 
@@ -220,7 +226,7 @@ class Serving:
             container=part.name,
             shares=part.shares,
         )
-        edits = await self._edits(grant, part, whose=False)
+        edits = await self._edits(pod, grant, part, whose=False)
         return AllocateAnswer(
             env=dict(edits.env),
             devices=edits.devices,
@@ -229,7 +235,7 @@ class Serving:
         )
 
     async def _candidate(self, size: int) -> tuple[Pod, Grant, ContainerGrant]:
-        """The oldest grant of that size which nobody was answered yet."""
+        """The oldest grant which nobody was answered yet and which these ids may stand for."""
         try:
             async with asyncio.timeout(self._patience), self._view.changed:
                 while not (waiting := self._unserved(size)):
@@ -265,10 +271,13 @@ class Serving:
                 dialect = _dialect(grant)
             except GrantRefused:
                 continue
-            if self._resource != dialect.primary:
-                continue
+            if self._resource == SLOT:
+                fitting = _with_slots(pod, size) if dialect.name in self._counted else frozenset()
+            else:
+                same = self._resource == dialect.primary
+                fitting = frozenset(part.name for part in grant.containers if same and part.units == size)
             for part in grant.containers:
-                if part.units == size and (uid, part.name) not in answered:
+                if part.name in fitting and (uid, part.name) not in answered:
                     found.append((pod, grant, part))
         return sorted(found, key=lambda item: item[1].time)
 
@@ -279,12 +288,22 @@ class Serving:
             return
         raise _Mismatch(
             f"kubelet gave container {owner.container} of {pod.key} what was answered for another pod, which "
-            "holds another card: the container is not started, and the pod is evicted so that it comes again"
+            "holds another share: the container is not started, and the pod is deleted so that it comes again"
         )
 
 
 class _Mismatch(GrantRefused):
     """The container would open another pod's card; only a new pod can be given its own."""
+
+
+def _with_slots(pod: Pod, count: int) -> frozenset[str]:
+    """The containers that ask for so many slots. One without is served by its own resource, from before."""
+    found = set()
+    for _, container in pod.containers():
+        with contextlib.suppress(BadInput):
+            if amount(container, SLOT) == count:
+                found.add(container.name)
+    return frozenset(found)
 
 
 def _dialect(grant: Grant) -> Dialect:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from accelshare.core.errors import AccelshareError
 from accelshare.core.inventory import Card
 from accelshare.core.ledger import Ledger, Tenant
-from accelshare.core.objects import Node, Pod
+from accelshare.core.objects import Node, Pod, version_number
 from accelshare.core.ownership import KnownPod, known_pod
 from accelshare.dialects import Dialects
 from accelshare.kube.api.client import Client
@@ -26,6 +26,7 @@ class NodeView:
         self.pods: dict[str, Pod] = {}
         self.cards: Mapping[str, Card] = {}
         self.changed = asyncio.Condition()
+        self.found = False  # whether a Node object of this name has been seen
         self.runtime_version = ""  # as the node's status says it: containerd://2.4.2
         self._client = client
         self._node: Node | None = None
@@ -49,6 +50,7 @@ class NodeView:
     # Fed by the watch
 
     def set_node(self, node: Node) -> None:
+        self.found = True
         self._node = node
         if node.status is not None and node.status.nodeInfo is not None:
             self.runtime_version = node.status.nodeInfo.containerRuntimeVersion
@@ -57,7 +59,7 @@ class NodeView:
     def replace(self, pods: Iterable[Pod], version: str = "") -> None:
         """The watch begins anew with this list, whatever was known: the server may be back from a backup."""
         self.pods = {pod.metadata.uid: pod for pod in pods}
-        self._listed = _number(version)
+        self._listed = version_number(version)
         self._gone.clear()
         self._ledger = Ledger(Dialects())
         if self._node is not None:
@@ -102,7 +104,7 @@ class NodeView:
 
     def merge(self, pods: Iterable[Pod], version: str) -> None:
         """A list beside the watch, as of this resource version."""
-        at = _number(version)
+        at = version_number(version)
         listed = {pod.metadata.uid: pod for pod in pods if pod.metadata.uid not in self._gone}
         for pod in listed.values():
             self._put(pod)
@@ -128,12 +130,7 @@ def pods_of(node: str) -> dict[str, str]:
 
 
 def _version(pod: Pod) -> int:
-    return _number(pod.metadata.resourceVersion)
-
-
-def _number(version: str) -> int:
-    """Resource versions of one server are numbers that grow."""
-    return int(version) if version.isdecimal() else 0
+    return version_number(pod.metadata.resourceVersion)
 
 
 async def quietly_refresh(view: NodeView) -> bool:

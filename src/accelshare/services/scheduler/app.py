@@ -5,6 +5,7 @@ call the acting verbs can have any card of the cluster; the TLS one answers ever
 Content-Length, so that kube-scheduler's connections are used again.
 """
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +26,7 @@ from accelshare.services.scheduler.wire import ErrorAnswer, encode, read_args, r
 
 _log = logging.getLogger(__name__)
 
+BODY_SECONDS = 2.0  # for the rest of a body whose beginning has come: it holds up the end of the service
 LARGEST_BODY = 32 * 1024 * 1024
 
 _JSON = b"application/json"
@@ -182,8 +184,11 @@ def make_app(
 ) -> App:
     """trusted: this listener answers acting verbs to everybody, as the one with TLS does."""
     routes = Routes(extender, problems)
-    elsewhere = (
-        f"acting verbs are answered here on loopback only; use TLS on port {extender.settings.tls_port}"
+    settings = extender.settings
+    elsewhere = "acting verbs are answered here on loopback only; " + (
+        f"use TLS on port {settings.tls_port}"
+        if settings.tls_cert
+        else "from elsewhere they need TLS, which this service was given no certificate for (--tls-cert)"
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,14 +256,18 @@ async def read_body(scope: Scope, receive: Receive, largest: int) -> bytes:
     if not message.get("more_body", False):
         return body
     parts, size = [body], len(body)
-    while message.get("more_body", False):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Problem(400, "the body ended early", _CLOSE)
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > largest:
-            raise too_large
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while message.get("more_body", False):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Problem(400, "the body ended early", _CLOSE)
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > largest:
+                    raise too_large
+    except TimeoutError:
+        raise Problem(408, f"the rest of the body did not come within {BODY_SECONDS:g} s", _CLOSE) from None
     return b"".join(parts)
 
 

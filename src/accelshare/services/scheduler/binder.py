@@ -6,6 +6,9 @@
     a definite no     the hold is released, unless an earlier call for it may still land
     anything else     the outcome is in doubt: the pod is read back until it is known, or the grace is over
 
+Whether this replica leads is asked where it decides and right before it writes: the call may have waited for
+another one, or for a read, until the Lease was lost.
+
 Asking twice is harmless: a pod that is bound as decided answers yes, a pod whose outcome is in doubt is
 posted again with the very same grant. Where kube-scheduler has chosen another node meanwhile, the first hold
 stays beside the second one, for the first call may still land.
@@ -20,19 +23,19 @@ from accelshare.core.grant import GRANT, Sign, write_grant
 from accelshare.core.objects import Pod
 from accelshare.core.placement import Reason, Rejection, grant, place, refusal
 from accelshare.dialects import DIALECTS
-from accelshare.dialects.interface import Dialect
 from accelshare.kube.api.errors import ApiError, Conflict, NotFound
 from accelshare.services.scheduler.api import Api
 from accelshare.services.scheduler.holds import GRACE_SECONDS, Hold
 from accelshare.services.scheduler.metrics import Metrics
 from accelshare.services.scheduler.state import SchedulerState, Waiting, waiting
-from accelshare.services.scheduler.verbs import other_unit
+from accelshare.services.scheduler.verbs import refusal_text
 from accelshare.services.scheduler.wire import BindArgs
 
 _log = logging.getLogger(__name__)
 
 # kube-scheduler waits 5 s for an extender: our own call must be over before.
 POST_SECONDS = 4.0
+READ_SECONDS = 2.0  # for what has to be read before it
 
 
 class NotBound(Exception):
@@ -60,18 +63,22 @@ class Binder:
         api: Api,
         metrics: Metrics,
         *,
+        leads: Callable[[], bool],
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
         sign: Sign | None,
         on_given_up: Callable[[Pod], None] = lambda pod: None,
+        read_seconds: float = READ_SECONDS,
     ) -> None:
         self._state = state
         self._api = api
         self._metrics = metrics
+        self._leads = leads
         self._clock = clock
         self._wall_ns = wall_ns
         self._sign = sign
         self._on_given_up = on_given_up  # told a pod that kube-scheduler should be asked about again
+        self._read_seconds = read_seconds
         self._turns: dict[str, _Turn] = {}
 
     @property
@@ -98,13 +105,43 @@ class Binder:
         return text
 
     async def _bind(self, args: BindArgs) -> str:
-        wish = await self._wish(args)
+        try:
+            async with asyncio.timeout(self._read_seconds):
+                wish = await self._wish(args)
+        except TimeoutError:
+            text = f"the pod could not be read within {self._read_seconds:g} s"
+            raise NotBound("unreadable", text) from None
         if wish is None:
             return "already"
+        if wish.request is None and not wish.problem:
+            return await self._bind_without_a_card(args, wish)
         hold = self._decide(args, wish)
         if hold is None:
             return "already"
         return await self._post(hold)
+
+    async def _bind_without_a_card(self, args: BindArgs, wish: Waiting) -> str:
+        """It names a resource of ours and asks for none of it: kube-scheduler leaves its binding to us."""
+        self._only_the_leader()
+        meta = wish.pod.metadata
+        try:
+            await self._api.bind(
+                meta.namespace, meta.name, args.pod_uid, args.node, {}, meta.annotations, POST_SECONDS
+            )
+        except Conflict as error:
+            pod = await self._read_after(args)
+            if pod is not None and pod.metadata.uid == args.pod_uid and pod.node == args.node:
+                return "already"
+            raise NotBound("refused by the API server", str(error)) from error
+        except AccelshareError as error:
+            raise NotBound("refused by the API server", str(error)) from error
+        return "bound without a card"
+
+    async def _read_after(self, args: BindArgs) -> Pod | None:
+        try:
+            return await self._api.read_pod(args.pod_namespace, args.pod_name)
+        except AccelshareError:
+            return None
 
     # --- what is asked for -----------------------------------------------------------------------------
 
@@ -145,6 +182,7 @@ class Binder:
 
     def _decide(self, args: BindArgs, wish: Waiting) -> Hold | None:
         """The hold to be posted, None where the pod has meanwhile been seen bound as asked."""
+        self._only_the_leader()
         if self._bound(args):
             return None
         standing = self._state.holds.main(args.pod_uid)
@@ -158,6 +196,10 @@ class Binder:
         self._state.hold(hold)
         return hold
 
+    def _only_the_leader(self) -> None:
+        if not self._leads():
+            raise NotBound("not the leader", "this replica leads no more; ask the one that does")
+
     def _placed(self, args: BindArgs, wish: Waiting) -> Hold:
         if wish.problem:
             raise NotBound("nonsense", wish.problem)
@@ -168,17 +210,17 @@ class Binder:
         node = ledger.nodes.get(args.node)
         reason = refusal(wish.shape, node, ledger.majority_unit(dialect.name))
         if node is None or reason is not None:
-            raise NotBound("refused", self._text(dialect, args.node, reason or Reason.UNKNOWN_NODE))
+            raise NotBound("refused", refusal_text(ledger, dialect, args.node, reason or Reason.UNKNOWN_NODE))
         placement = place(wish.shape, node)
         if isinstance(placement, Rejection):
-            raise NotBound("refused", self._text(dialect, args.node, placement.reason))
+            raise NotBound("refused", refusal_text(ledger, dialect, args.node, placement.reason))
         decided = grant(wish.request, placement, node, args.pod_uid, self._wall_ns())
         now = self._clock()
         return Hold(
             pod=wish.pod,
             grant=decided,
             annotations={
-                **dialect.write(decided, node.cards),
+                **dialect.write(wish.pod, decided, node.cards),
                 GRANT: write_grant(decided, self._sign),
             },
             key=decided.uid,
@@ -186,15 +228,15 @@ class Binder:
             read_at=now,
         )
 
-    def _text(self, dialect: Dialect, node: str, reason: Reason) -> str:
-        if reason is Reason.OTHER_UNIT:
-            return other_unit(self._state.ledger, dialect, node)
-        return dialect.refusal(reason)
-
     # --- write ------------------------------------------------------------------------------------------
 
     async def _post(self, hold: Hold) -> str:
         meta = hold.pod.metadata
+        try:
+            self._only_the_leader()
+        except NotBound:
+            self._give_back(hold)  # what this call has not sent cannot land; an earlier one's room stays
+            raise
         hold.posted_at = hold.read_at = self._clock()
         try:
             await self._api.bind(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from accelshare.core.grant import Sign
 from accelshare.core.objects import Pod
+from accelshare.dialects import DIALECTS
 from accelshare.services.scheduler.api import Api
 from accelshare.services.scheduler.binder import Binder
 from accelshare.services.scheduler.metrics import Metrics
@@ -49,12 +50,19 @@ class Extender:
             self.state,
             api,
             self.metrics,
+            leads=leads,
             clock=clock,
             wall_ns=wall_ns,
             sign=sign,
             on_given_up=self.nudger.ask_again,
         )
+        self.state.ledger.on_majority.append(self._unit_changed)
         self._add_gauges()
+
+    def take_over(self) -> None:
+        """This replica begins to lead: whoever waits was refused by another one, or before a start."""
+        self.state.guess_refused()
+        self.nudger.look_at_all()
 
     def filter(self, args: ExtenderArgs) -> FilterAnswer:
         raw = names_of(args.nodes) if args.nodes is not None else None
@@ -65,7 +73,8 @@ class Extender:
         elif self.state.refused:
             self.state.refused.forget(args.pod.metadata.uid)
         return FilterAnswer(
-            nodes=AnswerNodes([raw[name] for name in found.fits]) if raw is not None else None,
+            # A caller that gives both gets back what it gave: the two need not agree.
+            nodes=AnswerNodes([raw[name] for name in found.fits if name in raw]) if raw is not None else None,
             node_names=found.fits,
             failed_nodes=found.failed,
             failed_and_unresolvable_nodes=found.unresolvable,
@@ -79,6 +88,12 @@ class Extender:
 
     async def bind(self, args: BindArgs) -> ErrorAnswer:
         return ErrorAnswer(await self.binder.bind(args))
+
+    def _unit_changed(self, dialect: str) -> None:
+        new = self.state.ledger.majority_unit(dialect)
+        old = self.notices.unit_before(dialect, new)
+        if old and self.leads():
+            self.notices.tell_of_unit(DIALECTS[dialect], old, new, self.state.waiting_for(dialect))
 
     def _note(self, pod: Pod, found: Filtered) -> None:
         """What follows from refusals: who waits for room, and what users are told later."""

@@ -44,12 +44,11 @@ class Counter:
 
 
 class Gauge:
-    """Asked when it is read, so that it cannot be forgotten."""
-
-    kind = "gauge"
+    """Asked when it is read, so that it cannot be forgotten. What only grows is called a counter."""
 
     def __init__(self, name: str, about: str, read: Callable[[], float]) -> None:
         self.name, self.about, self._read = name, about, read
+        self.kind = "counter" if name.endswith("_total") else "gauge"
 
     def lines(self) -> list[str]:
         return [f"{self.name} {self._read():g}"]

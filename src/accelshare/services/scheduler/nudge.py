@@ -36,6 +36,7 @@ NUDGE = "accelshare.io/nudge"
 ANSWER_SECONDS = 2.0  # within which a nudged pod is asked about, where kube-scheduler is well
 LONGEST_PAUSE = 60.0
 TICK_SECONDS = 0.5
+GUESSED_NUDGES = 5  # of a pod nobody has asked about here: a minute, in which kube-scheduler starts anew
 NODES_AT_ONCE = 32  # looked at before others on the loop have their turn
 
 
@@ -129,10 +130,20 @@ class Nudger:
         self._again: dict[str, Pod] = {}
         self._woken = asyncio.Event()
         state.ledger.on_change.append(self._changed)
+        state.ledger.on_majority.append(self.look_at_all)
 
     def ask_again(self, pod: Pod) -> None:
         """Its binding has been given up: kube-scheduler knows nothing of that."""
         self._again[pod.metadata.uid] = pod
+        self._woken.set()
+
+    def look_at_all(self, dialect: str = "") -> None:
+        """Nodes that take pods of this dialect, or of any, may be of use now without having changed."""
+        if not len(self._state.refused):
+            return
+        for name, node in self._state.ledger.nodes.items():
+            if dialect in node.offers or (node.offers and not dialect):
+                self._looking.add(name)
         self._woken.set()
 
     async def run(self) -> None:
@@ -169,6 +180,8 @@ class Nudger:
             pod.nudges += 1
             pod.nudged_at, pod.nudged_for = self._clock(), name
             await self._patch(pod.namespace, pod.name, pod.uid)
+            if pod.guessed and pod.nudges >= GUESSED_NUDGES:
+                self._state.refused.forget(pod.uid)  # kube-scheduler refuses it for reasons of its own
 
     async def _patch(self, namespace: str, name: str, uid: str) -> None:
         try:

@@ -29,6 +29,7 @@ class Refused(Struct, kw_only=True):
     nudges: int = 0  # since kube-scheduler asked last
     nudged_at: float = float("-inf")
     nudged_for: str = ""  # the node whose room the last nudge offered
+    guessed: bool = False  # nobody has asked about it here: whoever led before was asked, it seems
 
     @property
     def order(self) -> tuple[int, str, str]:
@@ -57,7 +58,13 @@ class RefusedPods:
     def of(self, shapes: Iterable[Shape]) -> list[Refused]:
         return [refused for shape in shapes for refused in self._by_shape.get(shape, {}).values()]
 
-    def note(self, pod: Pod, request: PodRequest, shape: Shape, nodes: Iterable[str]) -> None:
+    def has_room_for(self, names: int) -> bool:
+        """Whether an entry with so many names would put out none that stands."""
+        return len(self._pods) < MOST_PODS and self._names + names <= MOST_NAMES
+
+    def note(
+        self, pod: Pod, request: PodRequest, shape: Shape, nodes: Iterable[str], *, guessed: bool = False
+    ) -> None:
         """kube-scheduler has just asked and was refused everywhere: earlier nudges have done their work."""
         uid = pod.metadata.uid
         self.forget(uid)
@@ -70,6 +77,7 @@ class RefusedPods:
             nodes=frozenset(nodes),
             priority=pod.spec.priority or 0,
             created=pod.metadata.creationTimestamp or "",
+            guessed=guessed,
         )
         self._pods[uid] = refused
         self._by_shape.setdefault(shape, {})[uid] = refused

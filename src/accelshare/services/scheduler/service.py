@@ -1,7 +1,9 @@
 """The scheduler service as a process: watches, sockets, election and the tasks beside them.
 
 start   sockets first, so that probes are answered; then both lists; then ready, and only then a candidate
-stop    not ready, no new binds, those under way are finished, the Lease is released; within 5 s
+lead    the Lease, then one more list of pods (succession), then the verbs that act
+stop    not ready, no new binds, those under way are finished, the Lease is released; within 5 s. While the
+        outcome of a binding is in doubt the Lease is left to run out: it may land after us
 """
 
 import asyncio
@@ -12,15 +14,17 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from accelshare.core.errors import AccelshareError
+from accelshare.core.errors import AccelshareError, BadInput
 from accelshare.core.grant import Sign
-from accelshare.core.objects import Node, Pod
+from accelshare.core.objects import Node, Pod, version_number
 from accelshare.kube.api.client import Client
 from accelshare.kube.api.events import EventRecorder
 from accelshare.kube.api.lease import Election
@@ -30,6 +34,7 @@ from accelshare.services.scheduler.app import App, make_app
 from accelshare.services.scheduler.extender import Extender
 from accelshare.services.scheduler.leader import LabelKeeper
 from accelshare.services.scheduler.settings import Settings
+from accelshare.services.scheduler.succession import Succession
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +120,22 @@ def _listen(host: str, port: int) -> socket.socket:
         raise AccelshareError(f"port {port} of {host} cannot be listened on: {failure}") from failure
 
 
+def check_certificate(settings: Settings) -> None:
+    """Raises BadInput where nobody could be served with it."""
+    for field, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
+        try:
+            Path(path).read_bytes()
+        except OSError as failure:
+            raise BadInput(field, path, f"a PEM file that can be read ({failure.strerror})") from failure
+    files = (settings.tls_cert, settings.tls_key)
+    try:
+        # Without the empty passphrase, a key that has one would ask for it on a terminal that is not there.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files, password="")
+    except (ssl.SSLError, ValueError) as failure:
+        allowed = f"a certificate in PEM and its key without a passphrase ({failure})"
+        raise BadInput("tls_cert and tls_key", files, allowed) from failure
+
+
 class Service:
     def __init__(self, settings: Settings, client: Client, sign: Sign | None = None) -> None:
         self._settings = settings
@@ -122,7 +143,9 @@ class Service:
         self._failure: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._api = KubeApi(client, EventRecorder(client, COMPONENT))
+        self._client = client
         self._election = self._new_election(client)
+        self._succession = Succession(self._has_the_lease, self._list_pods, on_ready=self._take_over)
         self.extender = Extender(
             settings,
             self._api,
@@ -146,13 +169,16 @@ class Service:
             "/api/v1/pods",
             Pod,
             take=state.pod_listed,
-            on_replace=lambda uids, _: state.pods_listed(uids),
+            on_replace=self._pods_listed,
             on_event=self._pod_event,
             params=LIVE_PODS,
         )
         self._add_gauges()
 
     def leads(self) -> bool:
+        return self._succession.ready and self._has_the_lease()
+
+    def _has_the_lease(self) -> bool:
         return not self._stopping.is_set() and (self._election is None or self._election.is_leader)
 
     def problems(self) -> list[str]:
@@ -186,6 +212,8 @@ class Service:
 
     def _servers(self) -> list[tuple[_Server, socket.socket]]:
         settings = self._settings
+        if settings.tls_cert:
+            check_certificate(settings)
         plain = make_app(self.extender, problems=self.problems, trusted=False)
         servers = [(_server(plain, settings, tls=False), _listen(settings.host, settings.port))]
         if settings.tls_cert:
@@ -201,12 +229,13 @@ class Service:
         await self._pods.synced.wait()
         settle_memory()
         _log.info("the ledger is whole: %d nodes", len(self.extender.state.ledger.nodes))
+        self._start(self._succession.run())
         if self._election is not None:
             self._start(self._election.run())
+        else:
+            self._succession.began()
         if self._settings.pod_name:
             self._start(self._label.run())
-            if self._election is None:
-                self._label.changed()
         self._start(self.extender.nudger.run())
         self._start(self.extender.notices.run())
         self._start(self._sweep())
@@ -237,7 +266,10 @@ class Service:
         for server in servers:
             server.should_exit = True
         await asyncio.wait(serving, timeout=FINISH_SECONDS)
-        if self._election is not None:
+        doubtful = self.extender.state.holds.in_doubt() + self.extender.binder.running
+        if self._election is not None and doubtful:
+            _log.warning("the outcome of %d bindings is in doubt: the Lease is left to run out", doubtful)
+        elif self._election is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._election.release(), RELEASE_SECONDS)
         for task in (*serving, *self._tasks):
@@ -269,9 +301,33 @@ class Service:
             settings.lease_namespace,
             settings.lease_name,
             settings.identity or settings.pod_name or f"{socket.gethostname()}-{os.getpid()}",
-            on_started=lambda: self._label.changed(),
-            on_stopped=lambda: self._label.changed(),
+            on_started=lambda: self._succession.began(),
+            on_stopped=self._lost,
         )
+
+    def _lost(self) -> None:
+        self._succession.ended()
+        self._label.changed()
+
+    def _take_over(self) -> None:
+        self._label.changed()
+        self.extender.take_over()
+
+    async def _list_pods(self) -> None:
+        """Beside the watch, page by page as it lists; of the newest state, since it names no version."""
+        state = self.extender.state
+        uids: list[str | None] = []
+        version = ""
+        async with contextlib.aclosing(self._client.list_pages("/api/v1/pods", Pod, LIVE_PODS)) as pages:
+            async for page in pages:
+                uids += map(state.pod_listed, page.items)
+                version = page.resource_version
+        state.pods_listed(uids, version_number(version))
+
+    def _pods_listed(self, uids: list[str | None], version: str) -> None:
+        """A list that is behind what the watch has brought is a server's that came back from a backup."""
+        at, before = version_number(version), version_number(self._pods.resource_version)
+        self.extender.state.pods_listed(uids, at if at >= before else 0)
 
     def _node_event(self, kind: EventType, node: Node) -> None:
         state = self.extender.state

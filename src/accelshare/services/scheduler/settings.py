@@ -36,16 +36,16 @@ class Settings(Struct, frozen=True, kw_only=True):
             if not 0 <= port <= 65535:
                 raise BadInput(field, port, "0 to 65535")
         if self.best and not FEWEST <= self.best <= MOST:
-            raise BadInput("best", self.best, f"{FEWEST} to {MOST}, or 0 for all nodes that fit")
+            raise BadInput("--best", self.best, f"{FEWEST} to {MOST}, or 0 for all nodes that fit")
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise BadInput("tls_cert and tls_key", (self.tls_cert, self.tls_key), "both files or neither")
+            raise BadInput("--tls-cert and --tls-key", (self.tls_cert, self.tls_key), "two files, or neither")
         unknown = self.counted - DIALECTS.keys()
         if unknown:
-            raise BadInput("counted", ", ".join(sorted(unknown)), ", ".join(DIALECTS))
+            raise BadInput("--counted", ", ".join(sorted(unknown)), ", ".join(DIALECTS))
         key, equals, value = self.app_label.partition("=")
         if not (key and equals and value):
-            raise BadInput("app_label", self.app_label, "a label and its value, as in app=accelshare")
+            raise BadInput("--app-label", self.app_label, "a label and its value, as in app=accelshare")
         if self.pod_name and not self.pod_namespace:
             raise BadInput(
-                "pod_namespace", self.pod_namespace, "the namespace of the pod that pod_name names"
+                "--pod-namespace", self.pod_namespace, "the namespace of the pod that --pod-name names"
             )

@@ -11,10 +11,10 @@ from msgspec import Struct
 from accelshare.core.errors import BadInput
 from accelshare.core.grant import GRANT
 from accelshare.core.ledger import Ledger
-from accelshare.core.objects import Node, Pod
+from accelshare.core.objects import Node, Pod, version_number
 from accelshare.core.request import PodRequest, Shape
 from accelshare.core.verdicts import Verdicts
-from accelshare.dialects import Dialects, request_of, speaks
+from accelshare.dialects import DIALECTS, Dialects, request_of, speaks
 from accelshare.services.scheduler.holds import Hold, Holds
 from accelshare.services.scheduler.refusals import RefusedPods
 from accelshare.services.scheduler.wire import HostPriority
@@ -50,6 +50,10 @@ def waiting(pod: Pod) -> Waiting:
     except BadInput as error:
         return Waiting(pod, problem=str(error))
     return Waiting(pod, request, request.shape() if request is not None else None)
+
+
+def _turn(wish: Waiting) -> tuple[int, str]:
+    return -(wish.pod.spec.priority or 0), wish.pod.metadata.creationTimestamp or ""
 
 
 class SchedulerState:
@@ -88,6 +92,9 @@ class SchedulerState:
             self.ledger.set_pod(pod)
             self._settled(uid)
         else:
+            tenant = self.ledger.tenants.get(uid)
+            if self.ledger.is_over(uid) or (tenant is not None and not tenant.held):
+                return  # a list or an event that is older than what has been seen of this pod
             known = self.waiting.get(uid)
             if known is None or known.pod.metadata.resourceVersion != pod.metadata.resourceVersion:
                 self.waiting[uid] = waiting(pod)
@@ -105,12 +112,14 @@ class SchedulerState:
         self.pod_changed(pod)
         return pod.metadata.uid
 
-    def pods_listed(self, uids: Iterable[str | None]) -> None:
-        """The whole list has come, object by object; these were their UIDs."""
+    def pods_listed(self, uids: Iterable[str | None], version: int = 0) -> None:
+        """The whole list has come, object by object; these were their UIDs, and this is its version."""
         listed = {uid for uid in uids if uid is not None}
-        self.ledger.keep_pods(listed)
-        for uid in [uid for uid in self.waiting if uid not in listed]:
-            self._settled(uid, but_holds=True)
+        self.ledger.keep_pods(listed, version)
+        for uid, wish in list(self.waiting.items()):
+            seen = version_number(wish.pod.metadata.resourceVersion)
+            if uid not in listed and not seen > version > 0:
+                self._settled(uid, but_holds=True)
 
     # What is asked of it
 
@@ -120,6 +129,28 @@ class SchedulerState:
         if known is not None and known.pod.metadata.resourceVersion == pod.metadata.resourceVersion:
             return known
         return waiting(pod)
+
+    def waiting_for(self, dialect: str) -> list[Waiting]:
+        """The pods that ask for something of this dialect, and whose binding is not decided yet."""
+        return [
+            wish
+            for uid, wish in self.waiting.items()
+            if wish.request is not None and wish.request.dialect == dialect and uid not in self.ledger.tenants
+        ]
+
+    def guess_refused(self) -> None:
+        """Pods that wait and were not asked about here were refused elsewhere: on any node, for all we know.
+
+        The table's bounds hold: the pods whose turn would come first are guessed first.
+        """
+        for dialect in DIALECTS:
+            nodes = frozenset(name for name, node in self.ledger.nodes.items() if dialect in node.offers)
+            for wish in sorted(self.waiting_for(dialect), key=_turn):
+                if wish.request is None or wish.shape is None or wish.pod.metadata.uid in self.refused:
+                    continue
+                if not nodes or not self.refused.has_room_for(len(nodes)):
+                    break
+                self.refused.note(wish.pod, wish.request, wish.shape, nodes, guessed=True)
 
     # Holds: room that is taken for a binding which has been decided and not yet been seen
 

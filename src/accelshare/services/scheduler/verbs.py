@@ -4,7 +4,8 @@ Rule 1: a pod that asks for nothing of ours passes everywhere, and one that asks
 Rule 2: a pod that is bound, or whose binding is decided, passes on that node only.
 Rule 3: reasons are few texts, in the words of the pod's dialect, since kube-scheduler counts equal ones.
 Rule 4: handing on few is choosing by our own policy, so a pod with preferences of its own sees all that fit.
-Rule 5: a node in use scores 6 to 10, the fuller the higher, and an unused one below 4: packing wins.
+Rule 5: a node in use scores 6 to 10, the fuller the higher, and an unused one below 4: packing wins. Where
+        the pod wants to be spread it is the other way round.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,10 @@ from accelshare.core.objects import Pod
 from accelshare.core.placement import Reason
 from accelshare.dialects import DIALECTS
 from accelshare.dialects.interface import Dialect
-from accelshare.services.scheduler.state import SchedulerState, Waiting
+from accelshare.services.scheduler.state import SchedulerState, Waiting, score
 from accelshare.services.scheduler.wire import HostPriority
+
+_NO_NODE = "\0"  # a name that no node has: shows which texts are the same for all
 
 
 class Filtered(Struct):
@@ -45,7 +48,10 @@ def filter_nodes(state: SchedulerState, pod: Pod, names: list[str], best: int | 
     fits, reasons = state.verdicts.ask(wish.shape, names)
     failed = _texts(state.ledger, DIALECTS[wish.request.dialect], reasons) if reasons else {}
     if best and len(fits) > best and not pod.has_soft_preferences():
-        fits = fullest(fits, list(map(state.ranks.__getitem__, fits)), best)
+        ranks = list(map(state.ranks.__getitem__, fits))
+        if wish.request.node_policy == "emptiest":
+            ranks = [-rank for rank in ranks]
+        fits = fullest(fits, ranks, best)
     return Filtered(fits, failed, wish=wish, reasons=reasons)
 
 
@@ -59,21 +65,32 @@ def fullest(names: Sequence[str], ranks: Sequence[int], count: int) -> list[str]
 
 
 def _texts(ledger: Ledger, dialect: Dialect, reasons: dict[str, Reason]) -> dict[str, str]:
-    texts = {reason: dialect.refusal(reason) for reason in set(reasons.values())}
+    texts = {reason: dialect.refusal(reason, _NO_NODE) for reason in set(reasons.values())}
     failed = {name: texts[reason] for name, reason in reasons.items()}
-    if Reason.OTHER_UNIT in texts:
+    own = {reason for reason, text in texts.items() if reason is Reason.OTHER_UNIT or _NO_NODE in text}
+    if own:
         for name, reason in reasons.items():
-            if reason is Reason.OTHER_UNIT:
-                failed[name] = other_unit(ledger, dialect, name)
+            if reason in own:
+                failed[name] = refusal_text(ledger, dialect, name, reason)
     return failed
 
 
-def other_unit(ledger: Ledger, dialect: Dialect, name: str) -> str:
+def refusal_text(ledger: Ledger, dialect: Dialect, name: str, reason: Reason) -> str:
+    if reason is not Reason.OTHER_UNIT:
+        return dialect.refusal(reason, name)
     unit = ledger.nodes[name].offers[dialect.name].unit.name
     return f"node counts {dialect.primary} in {unit}, most nodes in {ledger.majority_unit(dialect.name)}"
 
 
 def prioritize_nodes(state: SchedulerState, pod: Pod, names: Iterable[str]) -> list[HostPriority]:
-    if state.wish(pod).shape is None:
+    request = state.wish(pod).request
+    if request is None:
         return [HostPriority(name, 0) for name in names]
+    if request.node_policy == "emptiest":
+        return [_spread(state, name) for name in names]
     return list(map(state.scores.__getitem__, names))
+
+
+def _spread(state: SchedulerState, name: str) -> HostPriority:
+    rank = state.ranks.get(name)
+    return HostPriority(name, 0 if rank is None else 10 - score(rank))

@@ -194,7 +194,8 @@ def _written_by(dialect: Dialect) -> set[str]:
         containers=(ContainerGrant("sample", "app", (share,), 1),),
         unit=next(iter(dialect.units), ""),
     )
-    written = dialect.write(grant, (card,))
+    pod = Pod(Meta(name="sample", uid="sample"), PodSpec([Container("sample")], nodeName="sample"))
+    written = dialect.write(pod, grant, (card,))
     if isinstance(dialect, MarksStart):
         return written.keys() - dialect.started(Pod(Meta(annotations=dict(written)), PodSpec())).keys()
     return set(written)
