@@ -179,6 +179,10 @@ class Services:
         found: dict[str, Any] = self.cluster.api("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         return found
 
+    def pods(self, namespace: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.cluster.api("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
+        return found
+
     def running(self, namespace: str, *names: str, timeout: float = 30) -> None:
         for name in names:
             self.cluster.wait(partial(self._is_running, namespace, name), f"{name} to run", timeout)

@@ -21,7 +21,7 @@ MAJOR = 1023  # unassigned: opening such a node says that there is no such devic
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Path]:
-    """libefml, efsmi and two device nodes where the guide has them; the stand-in's configuration."""
+    """libefml, efsmi and two device nodes where the guide has them; and a sysfs with two cards."""
     library = EFSMI / "lib" / "libefml.so.1.0.0"
     tool = EFSMI / "bin" / "efsmi"
     conf = library.with_name("efml.conf")
@@ -33,12 +33,12 @@ def host(tmp_path: Path) -> Iterator[Path]:
     library.write_bytes(compiled())
     tool.write_text("#!/bin/sh\necho stand-in for efsmi\n")
     tool.chmod(0o755)
-    point = tmp_path / "cards"
+    sysfs = tmp_path / "sys"
     for index in range(2):
-        folder = point / f"0000:{GUIDE[index][0]}" / "enflame" / f"gcu{index}"
+        folder = sysfs / "bus/pci/devices" / f"0000:{GUIDE[index][0]}" / "enflame" / f"gcu{index}"
         folder.mkdir(parents=True)
         (folder / "dev").write_text(f"238:{index}\n")
-    lines = ["count 2", f"memory {16 << 30}", "numa 0", f"access_point {point}/"]
+    lines = ["count 2", f"memory {16 << 30}", "numa 0"]
     for index in range(2):
         lines += [f"uuid.{index} U5300008010{index}", f"place.{index} {GUIDE[index][0]}"]
     conf.write_text("\n".join(lines) + "\n")
@@ -48,7 +48,7 @@ def host(tmp_path: Path) -> Iterator[Path]:
     for link, target in links.items():
         link.symlink_to(target)
     try:
-        yield conf
+        yield sysfs
     finally:
         for path in (*links, *nodes, conf, library, tool):
             path.unlink(missing_ok=True)
@@ -62,9 +62,9 @@ def test_a_container_finds_its_card_the_library_and_the_tool(machine: Machine, h
     machine.rest()
     services = Services(machine.cluster())
     services.start_scheduler()
-    services.start_agent(driver="enflame")
-    services.use_extender(offered=32)
+    services.start_agent(driver="enflame", env={"ACCELSHARE_SYSFS": str(host)})
     try:
+        services.use_extender(offered=32)
         with services.cluster.namespace("enflame") as ns:
             services.create(ns, gcu_pod("first", 12), gcu_pod("second", 12))
             services.running(ns, "first", "second")

@@ -28,7 +28,7 @@ def test_pods_that_came_while_the_scheduler_service_was_dead_run_when_it_is_back
     assert services.sees(ns, "meanwhile").devices == ["gcu1"]
 
 
-def test_a_scheduler_service_killed_among_fifty_bindings_loses_and_doubles_none(
+def test_a_scheduler_service_killed_among_many_bindings_loses_and_doubles_none(
     services: Services, ns: str
 ) -> None:
     """Whatever had been written counts; whatever had not is decided anew."""
@@ -44,7 +44,60 @@ def test_a_scheduler_service_killed_among_fifty_bindings_loses_and_doubles_none(
     assert sorted(cards) == sorted(str(n) for n in range(8) for _ in range(4))
 
 
-def test_a_pod_bound_while_the_agent_is_dead_is_not_lost(services: Services, ns: str) -> None:
+def test_an_agent_killed_between_binding_and_allocate_costs_one_pod_and_no_room(
+    services: Services, ns: str
+) -> None:
+    """Kubelet fails the pod that it asked about; its controller makes another, which gets the same room."""
+    template = gcu_pod("unused", 16)
+    labels = {"app": "once"}
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+    }
+    agent = services.cluster.processes["accelshare-agent"]
+    agent.pause()
+    path = f"/apis/apps/v1/namespaces/{ns}/replicasets"
+    body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "once"}, "spec": spec}
+    services.cluster.api("POST", path, body)
+    services.cluster.wait(
+        lambda: any(pod["spec"].get("nodeName") for pod in services.pods(ns)), "a pod to be bound"
+    )
+    agent.kill()
+    services.start_agent()
+    services.wait_offered()
+    services.cluster.wait(
+        lambda: services.cluster.api("GET", f"{path}/once")["status"].get("readyReplicas") == 1,
+        "one replica",
+        90,
+    )
+    (running,) = [pod for pod in services.pods(ns) if pod["status"]["phase"] == "Running"]
+    granted(services, ns, running["metadata"]["name"])
+    services.create(ns, *(gcu_pod(f"rest-{n}", 16) for n in range(7)))
+    services.running(ns, *(f"rest-{n}" for n in range(7)), timeout=60)
+    services.cluster.api("DELETE", f"{path}/once")
+
+
+def test_an_agent_killed_between_allocate_and_the_start_is_made_good_by_the_next(
+    services: Services, ns: str
+) -> None:
+    """The name of the allocation stands in kubelet's checkpoint; the next agent puts the grant under it."""
+    services.cluster.processes["accelshare-agent"].stop()
+    services.start_agent(disturbed="deaf")
+    services.wait_offered()
+    services.create(ns, gcu_pod("patient", 4))
+    services.cluster.wait(
+        lambda: "does not listen" in services.cluster.kubectl("describe", "pod", "-n", ns, "patient"),
+        "an attempt",
+    )
+    services.cluster.processes["accelshare-agent"].kill()
+    services.start_agent()
+    services.running(ns, "patient", timeout=60)
+    granted(services, ns, "patient")
+    assert services.pod(ns, "patient")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_what_runs_goes_on_while_the_agent_is_dead(services: Services, ns: str) -> None:
     """The agent's death shows as resources that are not healthy; its return brings everything back."""
     services.create(ns, gcu_pod("before", 4))
     services.running(ns, "before")

@@ -85,6 +85,24 @@ def no_scores() -> None:
     state.score = lambda rank: 0
 
 
+def deaf() -> None:
+    """PreStartContainer never finds a grant: what was allocated waits for an agent that does."""
+    from accelshare.core.errors import NotReady
+    from accelshare.services.agent.serving import Serving
+
+    async def refuse(self: Serving, ids: frozenset[str]) -> None:
+        raise NotReady("this agent does not listen")
+
+    Serving.pre_start = refuse  # type: ignore[method-assign]
+
+
+def no_fence() -> None:
+    """Whoever led once goes on as if for ever."""
+    from accelshare.kube.api.lease import Election
+
+    Election.is_leader = property(lambda self: self._renewed_at is not None)  # type: ignore[assignment]
+
+
 def shuffled_blocks() -> None:
     """No mechanism less, but bad luck: the same ids come again and again, each time for another card."""
     import random
@@ -110,6 +128,8 @@ SWITCHES: Mapping[str, Callable[[], None]] = {
     "overfill": no_overfill_check,
     "hold": no_hold,
     "scores": no_scores,
+    "fence": no_fence,
+    "deaf": deaf,
     "shuffled-blocks": shuffled_blocks,
 }
 

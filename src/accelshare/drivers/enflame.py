@@ -222,10 +222,12 @@ def open_here(config: Path | None) -> EnflameDriver:
         raise BadInput("configuration of the enflame driver", str(config), "none: it asks the machine")
     library = os.environ.get("ACCELSHARE_EFML_LIBRARY", "")
     root = os.environ.get("ACCELSHARE_HOST_ROOT", "/")
-    for name, path in (("ACCELSHARE_EFML_LIBRARY", library), ("ACCELSHARE_HOST_ROOT", root)):
+    sysfs = os.environ.get("ACCELSHARE_SYSFS", SYSFS)
+    paths = {"ACCELSHARE_EFML_LIBRARY": library, "ACCELSHARE_HOST_ROOT": root, "ACCELSHARE_SYSFS": sysfs}
+    for name, path in paths.items():
         if path and not path.startswith("/"):
             raise BadInput(name, path, "an absolute path")
-    return EnflameDriver(library=library, root=root)
+    return EnflameDriver(library=library, root=root, sysfs=sysfs)
 
 
 def bridges(folder: str) -> tuple[str, ...]:
