@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,7 +124,13 @@ class Services:
         self.cluster.wait(lambda: self.get("/readyz", check=False), "the scheduler service to be ready")
         return process
 
-    def start_agent(self, *words: str, driver: str = "simulated", disturbed: str | None = None) -> Process:
+    def start_agent(
+        self,
+        *words: str,
+        driver: str = "simulated",
+        disturbed: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
         """disturbed: a switch of tests/e2e/without.py that makes life harder for it."""
         cluster = self.cluster
         node = cluster.api("GET", f"/api/v1/nodes/{cluster.node}")
@@ -141,6 +147,7 @@ class Services:
                 *("--trusted-key", str(self.public)),
                 *words,
             ],
+            env,
         )
 
     def wait_offered(self, resource: str = "enflame.com/gcu-memory", amount: int = 128) -> None:
