@@ -319,7 +319,9 @@ class Library:
             return []
         folder = os.path.dirname(path)
         beside = [name for name in os.listdir(self._host.here(folder)) if name.startswith(NAMES[0])]
-        return [path, *(f"{folder}/{name}" for name in sorted(beside))]
+        names = sorted({os.path.basename(path), *beside})
+        # Where /lib is a link to /usr/lib the loader may say either; in a container they may be two folders.
+        return [f"{each}/{name}" for each in (folder, self._host.follow(folder)) for name in names]
 
     def _open(self) -> Efml:
         tried = []
