@@ -1,5 +1,6 @@
 """One cluster for all e2e tests, since a start takes seconds; who needs another kind of cluster says so."""
 
+import os
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from .lab.cluster import Cluster
-from .lab.provision import ensure
+from .lab.provision import ProvisionError, ensure
 from .services import Services
 
 _numbers = count(1)
@@ -17,7 +18,12 @@ class Machine:
     """The machine under the tests: one cluster at a time, kept while the next test wants the same kind."""
 
     def __init__(self) -> None:
-        self.programs = ensure()
+        if os.geteuid() != 0:
+            pytest.exit("the stories on a real cluster need root", returncode=1)
+        try:
+            self.programs = ensure()
+        except ProvisionError as error:
+            pytest.exit(str(error), returncode=1)
         self._cluster: Cluster | None = None
         self._options: dict[str, Any] = {}
         self._services: Services | None = None
