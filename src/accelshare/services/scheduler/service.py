@@ -145,7 +145,7 @@ class Service:
         self._api = KubeApi(client, EventRecorder(client, COMPONENT))
         self._client = client
         self._election = self._new_election(client)
-        self._succession = Succession(self._has_the_lease, self._list_pods, on_ready=self._take_over)
+        self._succession = Succession(self._has_the_lease, self._catch_up, on_ready=self._take_over)
         self.extender = Extender(
             settings,
             self._api,
@@ -312,6 +312,10 @@ class Service:
     def _take_over(self) -> None:
         self._label.changed()
         self.extender.take_over()
+
+    async def _catch_up(self) -> None:
+        await self._list_pods()
+        settle_memory()
 
     async def _list_pods(self) -> None:
         """Beside the watch, page by page as it lists; of the newest state, since it names no version."""
