@@ -13,7 +13,6 @@ import ipaddress
 import itertools
 import json
 import os
-import socket
 import ssl
 import statistics
 import subprocess
@@ -40,6 +39,7 @@ from accelshare.dialects import DIALECTS
 from accelshare.kube.kubelet.checkpoint import FILE_NAME
 from accelshare.services.keys import signer
 from benchmarks.figures import Figure
+from tests.e2e.lab.cluster import free_ports
 from tests.kube.kubelet.fake_kubelet import FakeKubelet
 
 STARTS = 3
@@ -171,7 +171,7 @@ async def _schedulers() -> float:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="m", dir="/tmp")))
         api = await stack.enter_async_context(_api_server(folder, "scheduler"))
-        ports = [_free_port() for _ in range(STARTS)]
+        ports = free_ports(STARTS)
         words = ("--no-election", "--signing-key", str(folder / "grant.key"))
         processes = [
             await stack.enter_async_context(
@@ -192,12 +192,6 @@ async def _until_ready(port: int) -> None:
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

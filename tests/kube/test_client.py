@@ -185,28 +185,6 @@ def test_create_and_replace_return_what_stands_now() -> None:
     run(body)
 
 
-def test_evict_asks_the_eviction_api() -> None:
-    """An eviction heeds disruption budgets, where a deletion does not."""
-
-    async def body(api: StubApi, client: Client) -> None:
-        api.answer("POST", f"{PODS}/p/eviction", status(429, "TooManyRequests", "budget"))
-        with pytest.raises(errors.TooManyRequests):
-            await client.evict("ns", "p", uid="u")
-        assert [request.json for request in api.requests] == [
-            {
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"name": "p", "namespace": "ns"},
-                "deleteOptions": {"preconditions": {"uid": "u"}},
-            }
-        ]
-
-    run(body)
-
-
-# --- binding -------------------------------------------------------------------------------------------
-
-
 def test_bind_is_one_write_with_node_uid_and_annotations() -> None:
     """Node and grant arrive together or not at all."""
 

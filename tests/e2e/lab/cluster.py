@@ -376,7 +376,7 @@ class Cluster:
         self._before = host.claim(self.directory, self.node if self._nodes else None)
         for name in ("log", "pid", "containerd", "cdi", "cni", "etcd"):
             (self.directory / name).mkdir(mode=0o700)
-        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
         self.server = f"https://127.0.0.1:{self._ports['apiserver']}"
         self.admin_kubeconfig = self.directory / "admin.kubeconfig"
 
@@ -532,7 +532,7 @@ class Cluster:
             shutil.copytree(self.log_dir, Path(kept) / self.directory.name, dirs_exist_ok=True)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports below the range of outgoing connections, which could take them at any moment."""
     with ExitStack() as stack:
         found: list[int] = []

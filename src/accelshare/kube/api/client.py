@@ -1,4 +1,4 @@
-"""Calls to the API server: read, list in pages, write, bind, evict, and the open stream of a watch.
+"""Calls to the API server: read, list in pages, write, bind, and the open stream of a watch.
 
 What every call keeps to:
 
@@ -242,17 +242,6 @@ class Client:
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
         await self.request("POST", f"{pod_path(namespace, name)}/binding", body, timeout=timeout)
-
-    async def evict(self, namespace: str, name: str, uid: str | None = None) -> None:
-        """TooManyRequests where a disruption budget does not allow it now."""
-        body: dict[str, object] = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-        }
-        if uid:
-            body["deleteOptions"] = {"preconditions": {"uid": uid}}
-        await self.request("POST", f"{pod_path(namespace, name)}/eviction", body)
 
     async def server_version(self) -> tuple[int, int]:
         version = await self._read_version()

@@ -3,7 +3,7 @@
     ApiError               any answer that is not a success
     ├── Unauthorized  401  ├── Forbidden  403   ├── NotFound         404
     ├── Conflict      409  ├── Gone       410   ├── Invalid          422
-    ├── TooManyRequests 429, also an eviction that a disruption budget forbids
+    ├── TooManyRequests 429
     ├── ServerError   5xx
     ├── UnreadableAnswer   a success whose body is not what was asked for
     └── Unreachable        no answer at all: whether the call took effect is unknown

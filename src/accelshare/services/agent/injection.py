@@ -5,8 +5,8 @@
             PreStartContainer, which knows whose ids these are, refuses a mismatch.
 
 CDI is used where the container runtime says that it is on. Its file is written once under a name that was
-never used before and never changed: runtimes keep what they read, and a known name with new content would
-be served stale, which is another pod's grant.
+never used before and never changed: runtimes keep what they read, and a known name with new content may
+be served stale, which would be another pod's grant.
 """
 
 import asyncio
